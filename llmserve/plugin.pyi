@@ -16,9 +16,13 @@ from llmserve.builder.encoders import encoder_layout as encoder_layout
 from llmserve.builder.encoders import labels_of as labels_of
 from llmserve.builder.encoders import max_length as max_length
 from llmserve.builder.ensemble import Assembly as Assembly
+from llmserve.builder.guessing import GUESS_OPTIONS as GUESS_OPTIONS
+from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
+from llmserve.builder.server_file import SERVER_FILE as SERVER_FILE
+from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
 from llmserve.builder.source import ModelSource as ModelSource
 from llmserve.builder.source import read_object as read_object

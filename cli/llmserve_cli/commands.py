@@ -16,6 +16,7 @@ _COMMANDS = {
         "serve": ("serve", "Serve a model repository with Triton."),
         "chat": ("chat", "Talk to a served model."),
         "query": ("query", "Query a served model and print its answer."),
+        "batch": ("batch", "Answer a file of requests."),
         "status": ("running", "Show the state of served models."),
         "reload": ("running", "Load or reload a model in a running server."),
         "unload": ("running", "Unload a model from a running server."),

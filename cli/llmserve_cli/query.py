@@ -319,6 +319,8 @@ def _fields(answer: Completion) -> dict[str, Any]:
         del fields["extra"]
     if not answer.tool_calls:
         del fields["tool_calls"]
+    if not answer.reasoning:
+        del fields["reasoning"], fields["reasoning_tokens"]
     if answer.logprobs is None:
         del fields["logprobs"]
     else:

@@ -36,19 +36,18 @@ class CommandWithFile(click.Command):
         return super().parse_args(ctx, args)
 
     def _read_file(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
-        from llmserve.builder.server_file import NAME as FILE
-        from llmserve.builder.server_file import ServerFile
+        from llmserve.builder.server_file import SERVER_FILE, ServerFile
 
         # What is not given is None, or a mark of newer versions of click.
         texts = {name: value for name, value in given.items() if isinstance(value, str)}
         named, served = texts.get("config"), texts.get("served")
-        if named is None and (served is not None or not Path(FILE).is_file()):
+        if named is None and (served is not None or not Path(SERVER_FILE).is_file()):
             return
         if served is not None:
             raise UsageError(
                 f"--config {named} says what to serve", hint=f"leave out {served}, or --config"
             )
-        path = Path(named or FILE)
+        path = Path(named or SERVER_FILE)
         if not path.is_file():
             raise UsageError(f"there is no file {path}", hint="name another with --config")
         if named is None:

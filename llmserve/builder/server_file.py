@@ -14,7 +14,7 @@ from llmserve.builder.source import DEMO
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name, near
 
-NAME = "llmserve.toml"
+SERVER_FILE = "llmserve.toml"
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def schema() -> dict[str, Any]:
     properties["gateway"] |= _table(GATEWAY)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": NAME,
+        "title": SERVER_FILE,
         "type": "object",
         "properties": properties,
         "additionalProperties": False,

@@ -223,6 +223,8 @@ def _check_weights(folder: Path, model: str, weights: Sequence[str]) -> None:
     )
 
 
+# Seconds that a model which is here may wait for the hub.
+_LOOKUP = 3.0
 _NEEDED = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 
 
@@ -252,6 +254,20 @@ def fetch_file(repo_id: str, file: str, *, revision: str, report: Callable[[str]
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repo_id, file, revision=revision or None, token=_token()))
+
+
+def newest_commit(repo_id: str, *, revision: str = "") -> str | None:
+    """Return the commit that the hub has now; None if it does not answer at once."""
+    try:
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=_token())
+        info = api.model_info(repo_id, revision=revision or None, timeout=_LOOKUP)
+    except Exception:
+        # Whatever the reason: a model that is here can be used without the hub.
+        return None
+    commit: str | None = info.sha
+    return commit
 
 
 def _token() -> str | Literal[False]:

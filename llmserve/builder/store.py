@@ -25,9 +25,9 @@ from llmserve.builder.plan import (
     needed_packages,
     suited_recipe,
 )
-from llmserve.builder.source import DEMO, path_of
+from llmserve.builder.source import DEMO, newest_commit, path_of
 from llmserve.contract.names import MANIFEST
-from llmserve.errors import ConfigError, OutputError, UsageError
+from llmserve.errors import ConfigError, ModelSourceError, OutputError, UsageError
 from llmserve.names import check_model_name, is_model_name, model_name_from, near
 from llmserve.plugins.registry import Registry
 from llmserve.repository.publish import recover, remove
@@ -159,15 +159,24 @@ class Store:
         plan = make_plan(spec, registry)
         name = spec.model_name
         with self._locked(name, report):
-            kept = self.find(name)
+            kept, update = self.find(name), ""
             if kept and not spec.force:
                 if self._repository is None:
                     _refuse_other(kept, record)
                 if kept.fits(record, plan):
-                    return kept
+                    update = _update_of(kept, str(plan.options["revision"]))
+                    if not update:
+                        return kept
+                    report(update)
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
-            built = build_spec(spec, registry=registry, report=report)
+            try:
+                built = build_spec(spec, registry=registry, report=report)
+            except ModelSourceError as error:
+                if not (kept and update):
+                    raise
+                report(f"{name} stays as it is: {error}")
+                return kept
             _write_record(self._record(name), built.folder, record)
             model = Repository.open(built.repository).model(name)
             return StoredModel(model, _read_record(self._record(name), model), is_new=True)
@@ -269,6 +278,17 @@ class Store:
                 f"other users may write to {self.folder}",
                 hint=f"chmod 700 it, or set {HOME} to another folder",
             )
+
+
+def _update_of(kept: StoredModel, revision: str) -> str:
+    """Return what is new of a model that was built from the hub, or nothing."""
+    source = kept.model.manifest.source if kept.model.manifest else {}
+    if source.get("kind") != "hub" or revision == source["revision"]:
+        return ""
+    newest = newest_commit(source["id"], revision=revision)
+    if newest is None or newest == source["revision"]:
+        return ""
+    return f"{source['id']} has changed on the hub, from {source['revision'][:8]} to {newest[:8]}"
 
 
 def _refuse_other(kept: StoredModel, record: Record) -> None:

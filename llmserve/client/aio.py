@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -36,8 +36,7 @@ from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
 from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parse, schema_of
 from llmserve.client.shared_streams import Inbox, SharedStream
-from llmserve.client.tools.calls import read_calls
-from llmserve.client.tools.prompt import needs_tools
+from llmserve.client.tools.calls import read_calls, stream_calls
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.client.url import Endpoint
 from llmserve.client.values import (
@@ -55,7 +54,9 @@ from llmserve.contract.tasks import CLASSIFY, EMBED, RERANK
 from llmserve.contract.tensors import EMBEDDING
 from llmserve.errors import (
     ClientError,
+    InvalidRequestError,
     ModelNotReadyError,
+    RequestRejectedError,
     RequestTimeoutError,
     UnreachableError,
     UsageError,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from llmserve.client.tools.formats import ToolFormats
+    from llmserve.client.tools.parts import NewReader
 
 QUICK_SECONDS = 10.0
 """The timeout of requests that a server answers at once, if the caller sets none."""
@@ -287,8 +289,8 @@ class AsyncClient:
 
         Leaving the loop early cancels the request; with ``contextlib.aclosing``, immediately.
         """
-        exchange, deadline = await self._open(model, prompt, timeout, options, pieces=True)
-        async with aclosing(self._pieces(exchange, deadline)) as pieces:
+        answers = await self._open_stream(model, prompt, timeout, options)
+        async with aclosing(answers) as pieces:
             async for piece in pieces:
                 if piece.is_news:
                     yield piece
@@ -309,23 +311,40 @@ class AsyncClient:
     async def _generate(
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> Completion | list[Completion]:
-        new_reader = None
-        if tools := Tools.of(options):
-            info = await self._info(model, self._deadline(timeout))
-            new_reader = await self._formats.readers(info, tools)
+        tools = Tools.of(options)
+        new_reader = await self._readers(model, timeout, options, tools)
         exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
         answers = gather(pieces, 1 if isinstance(prompt, str) else len(prompt))
-        if tools and new_reader:
-            answers = [read_calls(new_reader(), a, parallel=tools.parallel) for a in answers]
+        if new_reader:
+            parallel = tools is None or tools.parallel
+            answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
         return answers[0] if isinstance(prompt, str) else answers
+
+    async def _open_stream(
+        self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
+    ) -> AsyncGenerator[Piece, None]:
+        """Return the pieces of a stream, in which the thinking is told from the answer."""
+        new_reader = await self._readers(model, timeout, options, None)
+        pieces = self._pieces(*await self._open(model, prompt, timeout, options, pieces=True))
+        count = 1 if isinstance(prompt, str) else len(prompt)
+        return stream_calls(pieces, new_reader, count) if new_reader else pieces
+
+    async def _readers(
+        self, model: str, timeout: Timeout, options: dict[str, Any], tools: Tools | None
+    ) -> NewReader | None:
+        """Return what tells calls and thinking from the text of an answer, if anything does."""
+        if not (self._places_tools and options.get("messages")):
+            return None
+        info = await self._info(model, self._deadline(timeout))
+        return await self._formats.readers(info, tools, options)
 
     @cached_property
     def _formats(self) -> ToolFormats:
         # Parsers are plugins; most requests need none.
         from llmserve.client.tools.formats import ToolFormats
 
-        return ToolFormats(self._template)
+        return ToolFormats(self._template, prompt_of=self._prompt_of)
 
     async def _template(self, model: str) -> str | None:
         """Return a model's chat template, None if the model does not report it."""
@@ -338,11 +357,27 @@ class AsyncClient:
             self._templates[model] = template if isinstance(template, str) else None
         return self._templates[model]
 
+    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
+        """Return the prompt that a model makes of these options, nothing if it refuses them.
+
+        None if it does not answer now, because it is full or starts again.
+        """
+        info = await self._info(model, self._deadline(None))
+        asked = {**options, "prompt_only": True, "max_tokens": 1}
+        exchange = open_exchange(info, [""], asked, pieces=False)
+        try:
+            pieces = [piece async for piece in self._pieces(exchange, self._deadline(None))]
+            return str(json.loads("".join(piece.text for piece in pieces))["text"])
+        except (InvalidRequestError, ValueError, KeyError, TypeError):
+            return ""
+        except RequestRejectedError:
+            return None
+
     async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that the model accepts."""
         tools = Tools.of(options)
         model_options = apply_tools(options, tools)
-        if tools is None and not needs_tools(options.get("messages")):
+        if not options.get("messages"):
             return model_options
         return await self._formats.place(info, model_options, tools)
 

@@ -56,18 +56,21 @@ class OpenAIApi:
         self, model: str, prompt: str, options: Mapping[str, Any], *, stream: bool
     ) -> OpenAIRequest:
         """Return the request for an answer, to a chat if the options have ``messages``."""
-        key, headers = os.environ.get(KEY, "").strip(), {"content-type": "application/json"}
-        if not (key.isascii() and key.isprintable()):
-            raise UsageError(f"{KEY} contains an invalid character", hint="set it again")
-        if key:
-            headers["authorization"] = f"Bearer {key}"
         is_chat = options.get("messages") is not None
         body: dict[str, Any] = {"model": model} if is_chat else {"model": model, "prompt": prompt}
         body |= {API_NAMES.get(name, name): v for name, v in options.items() if v is not None}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         url = f"{self.url}/{'chat/' if is_chat else ''}completions"
-        return OpenAIRequest(url, headers, json.dumps(body).encode())
+        return OpenAIRequest(url, self.headers(), json.dumps(body).encode())
+
+    @staticmethod
+    def headers() -> dict[str, str]:
+        """Return the headers of each request, with the user's key if there is one."""
+        key, headers = os.environ.get(KEY, "").strip(), {"content-type": "application/json"}
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError(f"{KEY} contains an invalid character", hint="set it again")
+        return headers | ({"authorization": f"Bearer {key}"} if key else {})
 
     @classmethod
     def read_line(cls, line: bytes, *, reasoning: bool = False) -> list[Piece] | None:

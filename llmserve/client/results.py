@@ -39,7 +39,8 @@ class Completion:
     ``finish_reason`` is ``"stop"``, ``"length"``, ``"cancelled"``, or ``"tool_calls"`` if there are
     any; it and the counts are None if the model does not return them. ``extra`` contains the extra
     outputs of a formatter by name: all others with one value per prompt. ``logprobs`` has an entry
-    for each token of the answer, if the request asked for them.
+    for each token of the answer, if the request asked for them. ``reasoning`` is what the model
+    has thought before its answer, and ``reasoning_tokens`` their number, if they are told apart.
     """
 
     text: str
@@ -49,6 +50,8 @@ class Completion:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     logprobs: tuple[Logprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Piece:
 
     The last piece of an answer has a ``finish_reason`` if the model returns one. The counts
     are those of the answer so far, ``extra`` is as in :class:`Completion`, and ``logprobs`` are
-    those of the tokens in this piece, as are ``tool_calls`` if they are parsed.
+    those of the tokens in this piece, as are ``tool_calls`` if they are parsed. ``reasoning`` is
+    more of what the model thinks, and ``reasoning_tokens`` how many it has thought so far.
     """
 
     text: str
@@ -68,11 +72,14 @@ class Piece:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     logprobs: tuple[Logprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    reasoning_tokens: int | None = None
 
     @property
     def is_news(self) -> bool:
         """Whether the piece has content: a batch has empty pieces for rows that wait."""
-        return bool(self.text or self.logprobs or self.tool_calls) or self.finish_reason is not None
+        content = self.text or self.reasoning or self.logprobs or self.tool_calls
+        return bool(content) or self.finish_reason is not None
 
 
 def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:

@@ -145,8 +145,7 @@ class Client:
         Leaving the loop early, or closing the iterator, cancels the request.
         """
         # Not inside the generator, so that an invalid call raises where it is made.
-        opened = _run(self._client._open(model, prompt, timeout, options, pieces=True))
-        return _iterate(self._client._pieces(*opened))
+        return _iterate(_run(self._client._open_stream(model, prompt, timeout, options)))
 
     @contextmanager
     def sequence(self, model: str, *, timeout: Timeout = None) -> Iterator[Sequence]:

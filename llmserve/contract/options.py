@@ -225,6 +225,24 @@ class RequestOptions:
         "object", "chat", "Arguments for the chat template besides the messages, such as tools.",
         {}, json=True,
     )  # fmt: skip
+    thinking_token_budget: int | None = _option(
+        "whole", "", "Close the model's thinking after so many tokens, if the engine can be "
+        "constrained.", api="thinking_token_budget",
+    )  # fmt: skip
+    # These keep a constraint out of what precedes the answer proper; see runtime.answer.staged.
+    thinking_marks: tuple[str, ...] = _option(
+        "words", "", "What ends the model's thinking, what closes it early, and what begins it, "
+        "if not every answer begins with it: constraints begin after it.", (),
+        high=3, set_by="frontend",
+    )  # fmt: skip
+    call_marks: tuple[str, ...] = _option(
+        "words", "", "Texts of which one begins a tool call: no constraint on the answer is one "
+        "on that.", (), high=8, set_by="frontend",
+    )  # fmt: skip
+    call_schema: str | None = _option(
+        "text", "", "Constrain what follows one of call_marks to this JSON schema.",
+        set_by="frontend",
+    )  # fmt: skip
     truncate: bool = _option(
         "flag", "reading", "Cut a text that is too long for the model, instead of refusing it.",
         False,
@@ -261,6 +279,10 @@ ALIASES = {alias: row.name for row in OPTIONS.values() for alias in row.aliases}
 API_NAMES = {row.name: row.api for row in OPTIONS.values() if row.api and row.group != "forms"}
 """The fields of OpenAI's API that have options as they are."""
 FILL_CONTEXT = OPTIONS["fill_context"].name
+THINKING_BUDGET = OPTIONS["thinking_token_budget"].name
+THINKING_MARKS = OPTIONS["thinking_marks"].name
+CALL_MARKS = OPTIONS["call_marks"].name
+CALL_SCHEMA = OPTIONS["call_schema"].name
 OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
 SHARED_STREAM = OPTIONS["shared_stream"].name
 _OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)

@@ -230,15 +230,34 @@ class Frontend(Role):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolParser(Role):
-    """The tool call syntax of a model family, with which frontends parse answers.
+    """How a model family writes tool calls or its thinking, with which frontends parse answers.
 
     ``reader`` returns a reader for one answer, given the names of the tools that may be called.
     ``suits`` rates how well the parser fits the text of a chat template, from 0 (not at all); the
-    highest is used.
+    highest is used, one for calls and one for thinking. A parser without ``calls`` finds thinking
+    alone, and what it finds to be text goes on to the other one; if the best parser for calls finds
+    both, it is used alone.
+
+    ``thinking`` makes it a parser of thinking: the texts that begin and end it, and what closes it
+    early if that is more than its end. A model whose every answer has an end, but no beginning, has
+    an empty one. ``opens`` are texts of which one begins each call; with ``json_calls`` they are
+    followed by an object with ``name`` and ``arguments``, or by a list of these.
     """
 
     reader: Callable[[frozenset[str]], ToolReader]
     suits: Callable[[str], int]
+    calls: bool = True
+    thinking: tuple[str, ...] = ()
+    opens: tuple[str, ...] = ()
+    json_calls: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.thinking) not in (0, 2, 3) or (self.thinking and not self.thinking[1]):
+            problem = f"thinking of {self.name!r} is {self.thinking!r}"
+            raise PluginError(problem, hint='give its marks, as in ("<think>", "</think>")')
+        if not (self.calls or self.thinking):
+            raise PluginError(f"{self.name!r} finds nothing", hint="give its marks in thinking")
 
 
 ROLES: dict[str, type[Role]] = {
@@ -259,5 +278,7 @@ _ELEMENTS: Mapping[str, type] = {
     "outputs": Tensor,
     "requires": str,
     "weights": str,
+    "thinking": str,
+    "opens": str,
 }
 """The tuple fields of roles, with the type of their elements."""

@@ -23,10 +23,12 @@ _GAUGES: dict[str, tuple[Callable[[Stepper], int], str]] = {
     ),
 }  # fmt: skip
 _INPUT, _OUTPUT = "llmserve_input_tokens_total", "llmserve_output_tokens_total"
+_CACHED = "llmserve_cached_tokens_total"
 _FIRST, _FIRST_COUNT = "llmserve_first_token_seconds_sum", "llmserve_first_token_seconds_count"
 _LATER, _LATER_COUNT = "llmserve_token_seconds_sum", "llmserve_token_seconds_count"
 _COUNTERS = {
     _INPUT: "Prompt tokens of accepted requests",
+    _CACHED: "Prompt tokens that were in the cache already, of requests with a first token",
     _OUTPUT: "Generated tokens",
     _FIRST: "Time from a request's arrival to its first token",
     _FIRST_COUNT: "Requests that got a first token",
@@ -91,6 +93,7 @@ class Metrics:
             progress.first_token_at = now
             self._totals[_FIRST] += now - progress.began_at
             self._totals[_FIRST_COUNT] += 1
+            self._totals[_CACHED] += sum(g.cached_tokens or 0 for g in job.generations)
         progress.counted += new
         self._totals[_OUTPUT] += new
         if job.done and progress.counted > 1:

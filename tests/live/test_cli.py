@@ -270,7 +270,7 @@ def test_a_build_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["serve", "/nowhere/at/all"], "llmserve build"),
+        (["serve", "/nowhere/at/all", "--port", "0"], "llmserve build"),
         (["check", "/nowhere/at/all"], ""),
         (["plugins", "hff"], "did you mean 'hf'"),
     ],

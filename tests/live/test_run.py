@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from llmserve.builder.store import Store
 from llmserve_cli.servers import find_servers
+from tests.contract.test_hub import COMMIT, Hub
 from tests.live.servers import eventually
 from tests.support import LLMSERVE, run
 from tests.terminal import CTRL_C, Terminal
@@ -65,6 +67,31 @@ def test_a_conversation_and_others_that_ask_meanwhile(home: Path) -> None:
         terminal.wait_for(r"\d+ tokens")
         terminal.process.kill()
         eventually(is_gone(process))
+
+
+def test_a_model_of_the_hub_is_fetched_once_and_again_when_it_has_changed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub()
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    words = ("run", "acme/tiny", JAPAN, "--plugin", "hf", "--set", "chat=true")
+    with hub.serving() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        first = run(*words)
+        assert (first.stdout, first.returncode) == (TOKYO, 0), first.stderr
+        assert "llmserve: tiny is built" in first.stderr
+        hub.asked.clear()
+        # A model that cannot be served ends it before any Triton starts.
+        unchanged = run(*words, "--runtime", "binary")
+        assert (unchanged.returncode, "is built" in unchanged.stderr) == (1, False)
+        assert len(hub.asked) == 1, "one request says that nothing has changed"
+        hub.commit = COMMIT[::-1]
+        changed = run(*words, "--runtime", "binary")
+        assert "llmserve: tiny is built" in changed.stderr
+    gone = run(*words, "--runtime", "binary")
+    assert (gone.returncode, gone.stderr) == (1, unchanged.stderr)
 
 
 def test_a_model_that_cannot_be_served_ends_it_with_the_reason(home: Path) -> None:

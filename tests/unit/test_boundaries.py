@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.builder.causal import PLACEMENT_OPTIONS
+from llmserve.builder.guessing import GUESS_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.contract import tensors
 from llmserve.contract.options import OPTIONS
@@ -248,7 +249,10 @@ def names_of_our_plugins() -> set[str]:
         if (match := re.search(r'(?m)^name = "(.+)"', path.read_text(encoding="utf-8")))
     }
     plugin_names: set[str] = set()
-    core_names = {option.name for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS, *PLACEMENT_OPTIONS)}
+    core_names = {
+        option.name
+        for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS, *PLACEMENT_OPTIONS, *GUESS_OPTIONS)
+    }
     core_names |= {value.name for value in vars(tensors).values() if isinstance(value, Tensor)}
     core_names |= {name for row in OPTIONS.values() for name in (row.name, *row.aliases)}
     for entry in Registry.load().entries:

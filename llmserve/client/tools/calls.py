@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from llmserve.client.results import Completion, Piece, ToolCall
 from llmserve.client.tools.parts import NewReader, ToolPart, ToolReader
 
+_SLICE = 4096
+"""Readers look at all that they are given for each mark: a long answer is read in slices."""
 _LETTERS = string.ascii_letters + string.digits
 
 
 def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True) -> Completion:
-    """Split a whole answer into text and tool calls; an unfinished call stays text."""
+    """Split a whole answer into reasoning, text and calls; an unfinished call stays text."""
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[ToolCall] = []
     call_parts: list[ToolPart] = []
 
@@ -25,10 +29,12 @@ def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True)
         texts.extend(part.source for part in call_parts)
         call_parts.clear()
 
-    for part in (*reader.read(answer.text), *reader.end()):
-        if part.kind == "text":
+    slices = (answer.text[at : at + _SLICE] for at in range(0, len(answer.text), _SLICE))
+    parts = chain.from_iterable(map(reader.read, slices))
+    for part in chain(parts, _at_end(reader)):
+        if part.kind in ("text", "reasoning"):
             keep_as_text()
-            texts.append(part.text)
+            (texts if part.kind == "text" else thoughts).append(part.text)
             continue
         if part.kind == "name":
             keep_as_text()
@@ -44,7 +50,13 @@ def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True)
         text=text.rstrip() if calls else text,
         finish_reason=_reason_with(calls, answer.finish_reason),
         tool_calls=tuple(calls if parallel else calls[:1]),
+        reasoning="".join(thoughts),
     )
+
+
+def _at_end(reader: ToolReader) -> Iterator[ToolPart]:
+    """Yield what ends an answer, asked for when all before it is read."""
+    yield from reader.end()
 
 
 async def stream_calls(
@@ -61,31 +73,53 @@ async def stream_calls(
 
 
 class CallStream:
-    """Converts the pieces of one answer; without ``parallel``, only its first call is kept."""
+    """Converts the pieces of one answer; without ``parallel``, only its first call is kept.
+
+    Tokens count as reasoning if they have become text of it, or its first mark. A piece with the
+    last of them and the first of the answer counts as a whole.
+    """
 
     def __init__(self, reader: ToolReader, parallel: bool) -> None:
         self._reader = reader
         self._max_calls = None if parallel else 1
         self._held_text = ""
         self._started = self._completed = 0
+        self._tokens = self._pending = self._thought = 0
         self.ended = False
 
     def convert(self, piece: Piece) -> Piece:
-        """Return a piece with its text separated from its tool calls."""
+        """Return a piece with its text separated from its reasoning and its tool calls."""
         parts = list(self._reader.read(piece.text))
         if piece.finish_reason:
             self.ended = True
             parts += self._reader.end()
         calls: dict[int, ToolCall] = {}
-        text = self._held_text
+        text, reasoning = self._held_text, ""
         for part in parts:
             text += part.text if part.kind == "text" else ""
+            reasoning += part.text if part.kind == "reasoning" else ""
             self._add(part, calls)
+        self._count(piece.output_tokens, bool(parts), bool(reasoning))
         # Blank lines before a call are not content; whether a call follows, only later pieces show.
         content = text if self.ended and not self._started else text.rstrip()
         self._held_text = text[len(content) :]
         reason = _reason_with(self._completed, piece.finish_reason)
-        return replace(piece, text=content, finish_reason=reason, tool_calls=tuple(calls.values()))
+        return replace(
+            piece,
+            text=content,
+            finish_reason=reason,
+            tool_calls=tuple(calls.values()),
+            reasoning=reasoning,
+            reasoning_tokens=self._thought or None,
+        )
+
+    def _count(self, output_tokens: int | None, certain: bool, reasoning: bool) -> None:
+        tokens = output_tokens or self._tokens
+        self._pending += tokens - self._tokens
+        self._tokens = tokens
+        if certain:
+            self._thought += self._pending if reasoning else 0
+            self._pending = 0
 
     def _add(self, part: ToolPart, calls: dict[int, ToolCall]) -> None:
         self._started += part.kind == "name"

@@ -14,6 +14,7 @@ from llmserve.errors import OptionError
 MAX_TOOLS = 128
 """The maximum number of tools in a request, and of tool calls in an answer."""
 _OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+_FORM_NAMES = frozenset(form.name for form in FORMS)
 _NAME = re.compile(r"[\w.\-]{1,64}")
 # Calls are read by programs: white space would only cost tokens.
 _COMPACT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
@@ -39,6 +40,8 @@ class Tools:
     choice: Choice = "auto"
     named: str | None = None
     parallel: bool = True
+    allowed: frozenset[str] | None = None
+    """The names of those that may be called, if not all that the model is shown."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Tools | None:
@@ -47,21 +50,30 @@ class Tools:
         if not isinstance(specs, (list, tuple)):
             raise ToolsError("tools must be a list")
         functions = [_function(spec, f"tools[{i}]", "tools") for i, spec in enumerate(specs)]
-        named = None
-        if isinstance(choice, Mapping):
+        named, allowed = None, None
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            choice, allowed = _allowed(choice)
+        elif isinstance(choice, Mapping):
             named = _function(choice, "tool_choice", "tool_choice").get("name", "")
             choice = "required"
         parallel = options.get("parallel_tool_calls")
         if parallel not in (None, True, False):
             raise ToolsError("parallel_tool_calls must be true or false", "parallel_tool_calls")
-        tools = cls.checked(functions, choice, named, parallel=parallel is not False)
+        several = parallel is not False
+        tools = cls.checked(functions, choice, named, parallel=several, allowed=allowed)
         if tools and not options.get("messages"):
             raise ToolsError("tools can only be used with messages")
         return tools
 
     @classmethod
     def checked(
-        cls, functions: Sequence[Any], choice: Any, named: Any, *, parallel: bool
+        cls,
+        functions: Sequence[Any],
+        choice: Any,
+        named: Any,
+        *,
+        parallel: bool,
+        allowed: frozenset[str] | None = None,
     ) -> Tools | None:
         """Check the tools and the choice; ``named`` is the function that must be called, if any."""
         choice = choice or ("auto" if functions else "none")
@@ -75,14 +87,27 @@ class Tools:
             raise ToolsError("tool_choice requires a call, but there are no tools", "tool_choice")
         if choice == "required" and named not in (None, *names):
             raise ToolsError(f"tool_choice names {named!r:.80}, which is not a tool", "tool_choice")
+        if unknown := (allowed or frozenset()) - set(names):
+            problem = f"tool_choice allows {min(unknown)!r:.80}, which is not a tool"
+            raise ToolsError(problem, "tool_choice")
         if choice == "none" or not functions:
             return None
-        return cls(tuple(functions), choice, named, parallel)
+        return cls(tuple(functions), choice, named, parallel, allowed)
+
+    @property
+    def allowed_functions(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions that the answer may call; the model may be shown more."""
+        allowed = frozenset([self.named]) if self.named else self.allowed
+        return tuple(f for f in self.functions if allowed is None or f["name"] in allowed)
 
     @property
     def names(self) -> frozenset[str]:
-        names = {self.named} if self.named else {function["name"] for function in self.functions}
-        return frozenset(names)
+        return frozenset(function["name"] for function in self.allowed_functions)
+
+    @property
+    def strict(self) -> bool:
+        """Whether the arguments of calls must match the schemas of their functions."""
+        return any(function.get("strict") is True for function in self.allowed_functions)
 
     @property
     def required(self) -> bool:
@@ -91,10 +116,6 @@ class Tools:
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that models accept, with these tools."""
-        if form := next((form.name for form in FORMS if options.get(form.name)), None):
-            raise ToolsError(
-                f"tools cannot be combined with constrained answers ({form})", hint="leave out one"
-            )
         kwargs = options.get("chat_template_kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise ToolsError("with tools, chat_template_kwargs must be a mapping")
@@ -102,12 +123,27 @@ class Tools:
         model_options = {name: value for name, value in options.items() if name not in _OPTIONS}
         model_options["chat_template_kwargs"] = {**kwargs, "tools": tools}
         if self.required:
+            # Such an answer is a call and nothing else, whose form that of other answers is not.
+            model_options = {n: v for n, v in model_options.items() if n not in _FORM_NAMES}
             model_options["json_schema"] = json.dumps({**self._schema(), **_COMPACT})
         return model_options
 
-    def _schema(self) -> Any:
+    def schema_of_call(self) -> str:
+        """Return the schema of a call that the model makes on its own, or of a list of calls.
+
+        Functions that are not ``strict`` take any object.
+        """
+        calls = self._schema(strict_only=True)
+        return json.dumps({"anyOf": [calls["items"], calls], "$defs": calls["$defs"]})
+
+    def _schema(self, *, strict_only: bool = False) -> Any:
         """Return the schema of a required call: the named function's arguments, or a call list."""
-        schemas = {function["name"]: _parameters(function) for function in self.functions}
+        schemas = {
+            function["name"]: _parameters(function)
+            if not strict_only or function.get("strict") is True
+            else {"type": "object"}
+            for function in self.allowed_functions
+        }
         if self.named:
             return schemas[self.named]
         # Each schema moves into $defs with its own definitions, so its references are rewritten.
@@ -151,6 +187,17 @@ def _function(spec: Any, where: str, param: str) -> Mapping[str, Any]:
             hint='use {"type": "function", "function": {"name": …, "parameters": …}}',
         )
     return {name: value for name, value in function.items() if name != "type"}
+
+
+def _allowed(choice: Mapping[str, Any]) -> tuple[Any, frozenset[str]]:
+    """Read a choice among some of the tools: how it is made, and their names."""
+    # Chats nest it one level deeper than responses.
+    content = choice.get("allowed_tools", choice)
+    specs = content.get("tools") if isinstance(content, Mapping) else None
+    if not isinstance(specs, (list, tuple)) or not specs:
+        raise ToolsError("tool_choice must list the allowed tools", "tool_choice")
+    names = [_function(s, f"tool_choice.tools[{i}]", "tool_choice") for i, s in enumerate(specs)]
+    return content.get("mode", "auto"), frozenset(str(each.get("name", "")) for each in names)
 
 
 def _name(function: Any, where: str) -> str:

@@ -45,6 +45,22 @@ class FormConstraint:
         self._shared_size = 0
         self._forced: list[int] = []
         self._forced_start = 0
+        self._before: Sequence[int] = ()
+
+    def begin(self, ids: Sequence[int] = ()) -> None:
+        """Apply to what follows alone; ``ids`` are the tokens of it that are there already."""
+        self._consumed = self._forced_start = len(self._generation.token_ids)
+        self._forced = []
+        if self._matcher is None:
+            self._before = ids
+        elif ids:
+            self._matcher.consume_tokens(list(ids))
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow what is there."""
+        self._catch_up()
+        return bool(self._matcher.is_stopped())
 
     @property
     def pending(self) -> bool:
@@ -61,6 +77,8 @@ class FormConstraint:
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             compiled = self._form.result()
             self._matcher, self._vocabulary = compiled.matcher.deep_copy(), compiled.vocabulary
+            if self._before:
+                self._matcher.consume_tokens(list(self._before))
 
     def __call__(self, scores: npt.NDArray[Any]) -> None:
         self._catch_up()
@@ -131,13 +149,26 @@ def form_of(params: Params) -> Form | None:
     name = names[0]
     if name == "choice":
         return "regex", "|".join(map(_escape, params.choice))
-    text = str(getattr(params, name))
-    if len(text.encode()) > _MAX_BYTES:
-        problem = f"has {len(text.encode())} bytes: send at most {_MAX_BYTES}"
-        raise invalid_value(name, problem)
+    text = _bounded(name, str(getattr(params, name)))
     if name == "guided_decoding_guide":
         name = _guide_kind(kind)
     return name, _checked_schema(text) if name == "json_schema" else text
+
+
+def call_form_of(params: Params) -> Form | None:
+    """Return the form of the calls that an answer may have, None if they are free."""
+    if not (params.call_schema and params.call_marks):
+        return None
+    return "json_schema", _checked_schema(
+        _bounded("call_schema", params.call_schema), "call_schema"
+    )
+
+
+def _bounded(name: str, text: str) -> str:
+    if len(text.encode()) > _MAX_BYTES:
+        problem = f"has {len(text.encode())} bytes: send at most {_MAX_BYTES}"
+        raise invalid_value(name, problem)
+    return text
 
 
 def _conflict(one: str, other: str, *, named: str) -> RequestError:
@@ -154,15 +185,15 @@ def _guide_kind(kind: str | None) -> str:
     return kinds[kind]
 
 
-def _checked_schema(text: str) -> str:
+def _checked_schema(text: str, name: str = "json_schema") -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid_value("json_schema", f"is not JSON: {error}") from None
+        raise invalid_value(name, f"is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise invalid_value("json_schema", "takes a JSON object as defined by json-schema.org")
+        raise invalid_value(name, "takes a JSON object as defined by json-schema.org")
     if _depth(schema) > _MAX_DEPTH:
-        raise invalid_value("json_schema", f"is nested deeper than {_MAX_DEPTH}: make it flatter")
+        raise invalid_value(name, f"is nested deeper than {_MAX_DEPTH}: make it flatter")
     return json.dumps(schema) if _bound_times(schema) else text
 
 

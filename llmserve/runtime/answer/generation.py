@@ -131,10 +131,17 @@ class Generation:
         self._constrained_at = max(self._constrained_at, len(self.token_ids) + len(tokens))
         return tokens
 
-    def push(self, token_id: int, logits: npt.NDArray[Any] | None = None) -> None:
+    def push(
+        self,
+        token_id: int,
+        logits: npt.NDArray[Any] | None = None,
+        *,
+        logprob: Logprob | None = None,
+    ) -> None:
         """Add the next token. After the end, further tokens from a running batch are ignored.
 
-        ``logits`` are the model's unmodified ones, one for each token of the vocabulary.
+        ``logits`` are the model's unmodified ones, one for each token of the vocabulary. An engine
+        that keeps them to itself passes the token's ``logprob`` instead.
         """
         if self.done:
             return
@@ -144,9 +151,11 @@ class Generation:
         if self.constraint is not None and self._constrained_at <= len(self.token_ids):
             raise RuntimeError("the generator chose a token without calling constrain()")
         self.token_ids.append(token_id)
-        if logits is not None and self.params.logprobs_count is not None:
-            self.logprobs.append(logprob_of(logits, token_id, self.params.logprobs_count))
-            self.total_logprob += self.logprobs[-1].value
+        if self.params.logprobs_count is not None and logits is not None:
+            logprob = logprob_of(logits, token_id, self.params.logprobs_count)
+        if self.params.logprobs_count is not None and logprob is not None:
+            self.logprobs.append(logprob)
+            self.total_logprob += logprob.value
         early = len(self.token_ids) < self.params.min_tokens
         if token_id in self.eos_ids and not self.params.ignore_eos and not early:
             self._finish(STOP)
@@ -161,11 +170,19 @@ class Generation:
         elif self.on_text:
             self.on_text()
 
-    def push_prompt(self, logits: npt.NDArray[Any]) -> None:
-        """Add the logits from which the prompt's next token would have been chosen."""
-        token = self.prompt_ids[len(self.prompt_logprobs)]
-        count = self.params.prompt_logprobs or 0
-        self.prompt_logprobs.append(logprob_of(logits, token, count))
+    def push_prompt(
+        self, logits: npt.NDArray[Any] | None = None, *, logprob: Logprob | None = None
+    ) -> None:
+        """Add the logits from which the prompt's next token would have been chosen.
+
+        As in :meth:`push`, ``logprob`` stands for them.
+        """
+        if logits is not None:
+            token = self.prompt_ids[len(self.prompt_logprobs)]
+            logprob = logprob_of(logits, token, self.params.prompt_logprobs or 0)
+        if logprob is None:
+            raise TypeError("push_prompt takes logits or a logprob")
+        self.prompt_logprobs.append(logprob)
 
     def finish(self, value: npt.NDArray[np.float32]) -> None:
         """End with a value instead of tokens; one that is no number fails this answer alone."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.answer.compiling import Compiler
-from llmserve.runtime.answer.constrained import FormConstraint, form_of
+from llmserve.runtime.answer.compiling import Compiled, Compiler, Form
+from llmserve.runtime.answer.constrained import FormConstraint, call_form_of, form_of
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.logprobs import to_json
+from llmserve.runtime.answer.staged import StagedConstraint
 from llmserve.runtime.protocols import Answer, Tokenizer, strings
 
 
@@ -29,12 +32,23 @@ class TextFormatter:
 
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
         """Return the constraint that the request asks for, such as a JSON schema, or None."""
-        form = form_of(generation.params)
-        if form is None:
+        params = generation.params
+        form, call = form_of(params), call_form_of(params)
+        budget = params.thinking_marks and params.thinking_token_budget is not None
+        if form is None and call is None and not budget:
             return None
-        if self._compiler is None:
-            self._compiler = Compiler(tokenizer, generation.eos_ids)
-        return FormConstraint(generation, self._compiler.start(form))
+
+        def started(form: Form) -> Future[Compiled]:
+            if self._compiler is None:
+                self._compiler = Compiler(tokenizer, generation.eos_ids)
+            return self._compiler.start(form)
+
+        whole = FormConstraint(generation, started(form)) if form else None
+        if not (params.thinking_marks or params.call_marks):
+            return whole
+        # Compiled once: a later call of the same answer must not wait, nor be refused.
+        new_call = partial(FormConstraint, generation, started(call)) if call else None
+        return StagedConstraint(generation, tokenizer, whole, new_call)
 
     def close(self) -> None:
         """End what compiles constraints; what waits to be compiled is dropped."""

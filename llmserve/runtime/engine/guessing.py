@@ -85,10 +85,14 @@ class _Places:
 
 
 class DraftModel:
-    """Guesses with a smaller model, which has its own runner and pages."""
+    """Guesses with a smaller model, which has its own runner and pages.
 
-    def __init__(self, runner: Runner, most: int) -> None:
+    Beyond its ``context_length``, it guesses nothing.
+    """
+
+    def __init__(self, runner: Runner, most: int, *, context_length: int | None = None) -> None:
         self.most = most
+        self._context_length = context_length
         self._runner = runner
         self._pool = PagePool(runner.page_count, runner.page_size)
         self._drafts: dict[Generation, _Draft] = {}
@@ -98,6 +102,9 @@ class DraftModel:
         budget = _DRAFT_CHUNK
         pending: dict[Generation, list[int]] = {}
         for generation in wanted:
+            if self._is_too_long(generation):
+                self.drop(generation)
+                continue
             draft = self._drafts.setdefault(generation, _Draft())
             ids = draft.missing(generation)[:budget]
             if ids and self._grow(draft, len(draft.ids) + len(ids) + self.most):
@@ -117,6 +124,11 @@ class DraftModel:
     def drop(self, generation: Generation) -> None:
         if draft := self._drafts.pop(generation, None):
             self._pool.release(draft.pages)
+
+    def _is_too_long(self, generation: Generation) -> bool:
+        # The last guess is not computed by the draft.
+        length = len(generation.prompt_ids) + len(generation.token_ids) + self.most - 1
+        return self._context_length is not None and length > self._context_length
 
     def _pass(self, pending: Mapping[Generation, list[int]]) -> Mapping[Generation, int]:
         """Compute these tokens, and return the likeliest next one of each generation."""

@@ -12,8 +12,16 @@ from typing import Any
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.location import located
 
-# Special tokens that answers must show as text: without them, no client finds a tool call.
-_TOOL_CALL_TOKEN = re.compile(r"tool|python_tag|\[(ARGS|CALL_ID)\]", re.IGNORECASE)
+# Special tokens that answers must show as text: without them, no client finds a tool call or tells
+# the model's thinking from its answer.
+_MARK = re.compile(
+    r"tool|think|python_(tag|start|end)|\[(ARGS|CALL_ID)\]|(START|END)_(ACTION|RESPONSE)"
+    r'|^<\|?channel\|?>$|^<\|"\|>$',
+    re.IGNORECASE,
+)
+# gpt-oss writes everything in messages with headers. Other models have tokens of these names, too.
+_CHANNEL = "<|channel|>"
+_HEADERS = {_CHANNEL, "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"}
 
 
 class TransformersTokenizer:
@@ -32,7 +40,8 @@ class TransformersTokenizer:
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
         self.vocab_size = len(self._tokenizer)
         special = _special_tokens(self._tokenizer)
-        self._visible = {i for i, text in special.items() if _TOOL_CALL_TOKEN.search(text)}
+        marks = _HEADERS if _CHANNEL in special.values() else set()
+        self._visible = {i for i, text in special.items() if _MARK.search(text) or text in marks}
         self._visible -= self.eos_ids
         self._hidden = (special.keys() - self._visible) | self.eos_ids
         self.prompts: Mapping[str, str] = settings.get("prompts", {})
@@ -140,12 +149,12 @@ class TransformersTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         ids = list(ids)
-        has_calls = not self._visible.isdisjoint(ids)
-        if has_calls:
+        has_marks = not self._visible.isdisjoint(ids)
+        if has_marks:
             ids = [i for i in ids if i not in self._hidden]
         return str(
             self._tokenizer.decode(
-                ids, skip_special_tokens=not has_calls, clean_up_tokenization_spaces=False
+                ids, skip_special_tokens=not has_marks, clean_up_tokenization_spaces=False
             )
         )
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from llmserve_deploy.configured import CommandWithFile
+
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _COUNT = click.IntRange(1)
 
@@ -40,6 +42,9 @@ def _command(
     ]  # fmt: skip
     parameters: list[click.Parameter] = [
         click.Argument(["repository"], type=_FOLDER, default=Path("model_repository")),
+        click.Option(["--config"], type=click.Path(path_type=Path, dir_okay=False, exists=True),
+                     help="Read repository, models and settings from this file "
+                     "[default: llmserve.toml, if it is here]."),
         click.Option(["--out"], type=_FOLDER, required=True, help="Folder to write to."),
         click.Option(["--name"], default="llmserve", show_default=True, help="Deployment name."),
         click.Option(
@@ -64,7 +69,7 @@ def _command(
     if dashboard:
         summary = "Also write a dashboard for Grafana and alerts."
         parameters.append(click.Option(["--dashboard"], is_flag=True, help=summary))
-    return click.Command(target, params=parameters, help=about, callback=partial(_deploy, target))
+    return CommandWithFile(target, params=parameters, help=about, callback=partial(_deploy, target))
 
 
 def _deploy(
@@ -72,12 +77,14 @@ def _deploy(
     repository: Path,
     out: Path,
     *,
+    config: Path | None,
     wants_check: bool,
     force: bool,
     vendor: bool,
     dashboard: bool = False,
     **settings: Any,
 ) -> None:
+    del config  # CommandWithFile has read it.
     from llmserve.errors import UsageError
     from llmserve.plugin import wheels_named
     from llmserve_deploy.description import describe

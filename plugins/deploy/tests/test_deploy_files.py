@@ -355,6 +355,51 @@ def test_invalid_options_are_a_one_line_error_with_a_hint(
     assert not Path("out").exists()
 
 
+def test_a_file_says_what_to_deploy_and_options_come_first(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("llmserve.toml").write_text(
+        'repository = "repository"\nmodels.b.source = "demo"\n'
+        "[serve]\nreplicas = 3\ngrace = 7.5\nhttp_port = 1\n[gateway]\nno_auth = true\n",
+        encoding="utf-8",
+    )
+
+    def triton_of(out: str, *words: str) -> tuple[Any, Any]:
+        result = CliRunner().invoke(deploy, ["kubernetes", "--out", out, *words])
+        assert result.exit_code == 0, result.exception
+        text = Path(out, "base/deployment.yaml").read_text(encoding="utf-8")
+        deployment = next(d for d in yaml.safe_load_all(text) if d["kind"] == "Deployment")
+        containers = {c["name"]: c for c in deployment["spec"]["template"]["spec"]["containers"]}
+        autoscaler = next(
+            d
+            for file in Path(out, "base").glob("*.yaml")
+            for d in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+            if d and d["kind"] == "HorizontalPodAutoscaler"
+        )
+        gateway = next(c for name, c in containers.items() if "gateway" in name)
+        return autoscaler["spec"]["minReplicas"], gateway["command"] + gateway.get("args", [])
+
+    replicas, gateway = triton_of("out")
+    assert replicas == 3
+    assert gateway[gateway.index("--grace") + 1] == "8"
+    # What is open on one machine is not open to everyone.
+    assert "--no-auth" not in gateway
+    assert gateway[gateway.index("--model") + 1] == "b"
+    replicas, gateway = triton_of("more", "--replicas", "4", "--model", "a", "--model", "b")
+    assert replicas == 4
+    assert gateway.count("--model") == 2
+    assert triton_of("here", "repository")[0] == 2, "what is named has nothing to do with the file"
+    with Path("llmserve.toml").open("a", encoding="utf-8") as file:
+        file.write('[models.new]\nsource = "demo"\n')
+    for words, error in (
+        ([], "new of llmserve.toml is not built: llmserve build --config llmserve.toml"),
+        (["repository", "--config", "llmserve.toml"], "--config llmserve.toml says what to deploy"),
+    ):
+        result = CliRunner().invoke(deploy, ["compose", "--out", "none", *words])
+        assert error in str(result.exception)
+
+
 def test_edited_files_are_not_overwritten_and_nothing_is_deleted(
     repository: Path, tmp_path: Path
 ) -> None:

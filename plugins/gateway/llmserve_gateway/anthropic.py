@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall, Tools
-from llmserve.runtime.contract import OPTIONS
+from llmserve.runtime.contract import INT32, OPTIONS
 from llmserve_gateway.errors import ApiError, ContextError, bad_request
 from llmserve_gateway.fields import (
     Fields,
     ParsedRequest,
+    Thinking,
+    read_effort,
     read_format,
     read_messages,
     read_sampling,
@@ -46,10 +49,7 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
     options["max_tokens"] = fields.option(OPTIONS["max_tokens"])
     if options["max_tokens"] is None and not count_only:
         raise bad_request("max_tokens must be an integer of at least 1", "max_tokens")
-    # A model that may think but need not is what every model here is.
-    if fields.mapping("thinking").get("type") not in (None, "disabled", "adaptive"):
-        raise bad_request("thinking: this server's models have no thinking besides their answer: "
-                          "send adaptive or disabled", "thinking")  # fmt: skip
+    thinking = _thinking(fields)
     config, beta_format = fields.mapping("output_config"), fields.take("output_format")
     where = "output_format" if beta_format is not None else "output_config.format"
     constraint, sent = read_format(config.get("format") or beta_format, where)
@@ -63,9 +63,24 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
         stream=fields.boolean("stream"),
         report_stop_word="stop_words" in options and not tools,
         tools=tools,
+        thinking=replace(thinking, effort=read_effort(Fields(config), "effort")),
         sent=sent,
         unknown=fields.unknown(),
     )
+
+
+def _thinking(fields: Fields) -> Thinking:
+    value = fields.mapping("thinking")
+    kind, budget = value.get("type"), value.get("budget_tokens")
+    if kind not in (None, "enabled", "disabled", "adaptive"):
+        raise bad_request("thinking must be enabled, adaptive or disabled", "thinking")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)
+                               or not 1 <= budget <= INT32):  # fmt: skip
+        raise bad_request("thinking.budget_tokens must be an integer of at least 1", "thinking")
+    if kind != "enabled":
+        # A model that may think but need not is what every model here is.
+        return Thinking(False if kind == "disabled" else None)
+    return Thinking(True, required_by="thinking", budget=budget)
 
 
 def _tools(fields: Fields) -> Tools | None:
@@ -93,14 +108,19 @@ def _tools(fields: Fields) -> Tools | None:
 
 def _messages(message: Any) -> list[Any]:
     """Return a message as chat messages; calls and their results are blocks of its content."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list):
+    given = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(given, list):
         return [message]
+    content: list[Any] = given
 
     def blocks(kind: str) -> list[dict[str, Any]]:
-        return [block for block in content if isinstance(block, dict) and block.get("type") == kind]
+        return [block for block in given if isinstance(block, dict) and block.get("type") == kind]
 
     results, uses = blocks("tool_result"), blocks("tool_use")
+    if message["role"] == "assistant":
+        text = "".join(str(block.get("thinking", "")) for block in blocks("thinking"))
+        content = _without(given, "thinking", "redacted_thinking")
+        message = {**message, "content": content, "reasoning_content": text}
     if not results and not uses:
         return [message]
     tool_messages = [
@@ -111,10 +131,14 @@ def _messages(message: Any) -> list[Any]:
         {"id": use.get("id"), "function": {"name": use.get("name"), "arguments": use.get("input")}}
         for use in uses
     ]
-    rest = [block for block in content if block not in (*results, *uses)]
+    rest = _without(content, "tool_result", "tool_use")
     if not calls:
         return [*tool_messages, *([{**message, "content": rest}] if rest else [])]
     return [*tool_messages, {**message, "content": rest or None, "tool_calls": calls}]
+
+
+def _without(blocks: Sequence[Any], *kinds: str) -> list[Any]:
+    return [b for b in blocks if not (isinstance(b, dict) and b.get("type") in kinds)]
 
 
 class MessagesWriter:
@@ -124,7 +148,7 @@ class MessagesWriter:
         self.usage = Usage(1, 1)
         self._stop_words = request.options.get("stop_words", []) if request.report_stop_word else []
         self._stop: dict[str, str | None] = {"stop_reason": "end_turn", "stop_sequence": None}
-        self._tools = request.tools
+        self._has_parts = request.has_parts
         self._block_count = 0
         self._block_type = ""
         self._message: dict[str, Any] = {
@@ -141,11 +165,12 @@ class MessagesWriter:
         uses = [{**_use(call), "input": json.loads(call.arguments)} for call in calls]
         counts.update(0, answer.input_tokens, answer.output_tokens)
         text = self._text(answer)
-        texts = [{"type": "text", "text": text}] if text or not calls else []
+        thoughts = [_thought(answer.reasoning)] if answer.reasoning else []
+        texts = [{"type": "text", "text": text}] if text or not (calls or thoughts) else []
         message = {
             **self._message,
             **self._stop,
-            "content": [*texts, *uses],
+            "content": [*thoughts, *texts, *uses],
             "usage": {"input_tokens": counts.input_tokens, "output_tokens": counts.output_tokens},
         }
         return dump(message)
@@ -153,16 +178,21 @@ class MessagesWriter:
     def opening(self, piece: Piece) -> bytes:
         usage = {"input_tokens": piece.input_tokens or 0, "output_tokens": 0}
         start = _event("message_start", message={**self._message, "usage": usage})
-        # With tools, it is not known yet whether the answer has any text.
-        text = b"" if self._tools else self._start_block({"type": "text", "text": ""})
+        # It may not be known yet whether the answer has any text, or what comes before.
+        text = b"" if self._has_parts else self._start_block({"type": "text", "text": ""})
         return start + text + _event("ping")
 
     def chunk(self, piece: Piece) -> bytes:
         self.usage.update(0, piece.input_tokens, piece.output_tokens)
         text = self._text(piece)
-        if not self._tools:
+        if not self._has_parts:
             return b"%b%b}}\n\n" % (_TEXT_EVENT, dump_text(text)) if text else b""
         events = []
+        if piece.reasoning:
+            if self._block_type != "thinking":
+                events.append(self._start_block(_thought("")))
+            delta = {"type": "thinking_delta", "thinking": piece.reasoning}
+            events.append(self._block_event("delta", delta=delta))
         if text:
             if self._block_type != "text":
                 events.append(self._start_block({"type": "text", "text": ""}))
@@ -210,6 +240,11 @@ class MessagesWriter:
                 self._stop = {"stop_reason": "stop_sequence", "stop_sequence": word}
                 return answer.text.removesuffix(word)
         return answer.text
+
+
+def _thought(text: str) -> dict[str, Any]:
+    # Nobody but the model's own template reads it again, so nothing has to be signed.
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _use(call: ToolCall) -> dict[str, Any]:

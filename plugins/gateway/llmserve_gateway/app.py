@@ -40,13 +40,27 @@ COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completi
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
 
-_PAGE_HEADERS = {
+PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    # Its files belong together: after an update, none may come from a browser's cache.
+    "cache-control": "no-cache",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
+}
+
+# Parts of OpenAI's API that clients ask for, and that have no place in this server.
+_ABSENT = {
+    "/v1/audio": "speech or transcription",
+    "/v1/images": "images",
+    "/v1/videos": "videos",
+    "/v1/moderations": "moderation",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "assistants",
+    "/v1/realtime": "realtime sessions",
 }
 
 Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
@@ -68,7 +82,7 @@ class Page(StaticFiles):
 
     async def get_response(self, path: str, scope: Any) -> Response:
         response = await super().get_response(path, scope)
-        response.headers.update(_PAGE_HEADERS)
+        response.headers.update(PAGE_HEADERS)
         return response
 
 
@@ -267,6 +281,16 @@ def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json)
     return Response(body(error), error.status, error.headers, media_type="application/json")
 
 
+def _absent(path: str) -> str:
+    """Return what to say of a part of OpenAI's API that this server does not have; else nothing."""
+    for prefix, what in _ABSENT.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return (
+                f": this server generates text, and has no {what}; GET /openapi.json lists it all"
+            )
+    return ""
+
+
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton on the first request."""
     gateway = Gateway(settings)
@@ -312,7 +336,7 @@ def make_app(settings: Settings) -> Starlette:
                 allowed = ", ".join(sorted(route.methods or ()))
                 what = f"{path} accepts {allowed}, not {request.method}"
                 return _failure(ApiError(405, what, headers={"allow": allowed}), body)
-        what = f"there is no endpoint {request.method} {path}"
+        what = f"there is no endpoint {request.method} {path}{_absent(path)}"
         return _failure(ApiError(404, what, code="not_found"), body)
 
     origins = settings.cors_origins

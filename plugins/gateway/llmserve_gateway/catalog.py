@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,9 @@ class Catalog:
         if model.description is None:
             if (asked := self._describing.get(name)) is None:
                 # Who asks meanwhile waits for the same answer, even if this request is cancelled.
-                asked = self._describing[name] = asyncio.ensure_future(self._describe(name))
+                # It is no part of this request, and so not of its trace.
+                asked = Context().run(asyncio.ensure_future, self._describe(name))
+                self._describing[name] = asked
                 asked.add_done_callback(lambda _: self._describing.pop(name))
             await asyncio.shield(asked)
         return model.description or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +25,28 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 _IGNORED = frozenset(
     {
         "metadata", "user", "store", "service_tier", "prompt_cache_key", "safety_identifier",
-        "prompt_cache_retention", "prediction", "reasoning_effort", "verbosity",
+        "prompt_cache_retention", "prediction", "verbosity",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """What a request asks of a model's thinking; None where it leaves that to the model."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    required_by: str = ""
+    """The field that only makes sense if the model thinks before it answers."""
+    budget: int | None = None
+    """After how many tokens the thinking should end, if that can be had."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments for a chat template that say so, as families name them."""
+        enabled = False if self.effort == "none" else self.enabled
+        switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+        effort = {"reasoning_effort": self.effort} if self.effort not in (None, "none") else {}
+        return {**switch, **effort}
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,9 @@ class ParsedRequest:
     logprobs: bool = False
     report_stop_word: bool = False
     tools: Tools | None = None
+    thinking: Thinking = Thinking()
+    has_parts: bool = False
+    """Whether an answer may have more than text: it is known only when the model is."""
     echoed_fields: Mapping[str, Any] = field(default_factory=dict)
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
@@ -99,6 +122,7 @@ class ParsedRequest:
         return calls
 
 
+_EFFORT = re.compile(r"[a-z]{1,16}")
 # A token is seldom shorter.
 _BYTES_PER_TOKEN = 3
 
@@ -245,6 +269,14 @@ def read_sampling(fields: Fields, stop: str = "stop", max_temperature: float = 2
     return options
 
 
+def read_effort(fields: Fields, name: str) -> str | None:
+    """Take how much a model is to think, which its chat template is told."""
+    effort = fields.text(name, required=False)
+    if effort is not None and not _EFFORT.fullmatch(effort):
+        raise bad_request(f"{name} must be a word such as low, medium or high", name)
+    return None if effort is None else str(effort)
+
+
 def _biases(name: str, biases: dict[str, Any], most: int) -> dict[str, float]:
     low, high = BIASES
 
@@ -342,8 +374,20 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         content = ""
     if content is not None or "tool_calls" not in result:
         result["content"] = read_text(content, f"{where}.content")
+    if role == "assistant":
+        result |= _thoughts(message, result)
     names = ("tool_call_id", "name") if result["role"] == "tool" else ()
     return result | {name: message[name] for name in names if isinstance(message.get(name), str)}
+
+
+def _thoughts(message: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the model thought in an earlier turn, by the names that templates use."""
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(thoughts, str):
+        return {}
+    # gpt-oss's template refuses it beside a text and calls, and ignores it without calls.
+    both = result["content"] and "tool_calls" in result
+    return {"reasoning_content": thoughts} | ({} if both else {"thinking": thoughts})
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -13,24 +13,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
-from llmserve.errors import LLMServeError, RequestCancelledError
+from llmserve.errors import (
+    InvalidRequestError,
+    LLMServeError,
+    RequestCancelledError,
+    RequestRejectedError,
+)
 from llmserve.plugin import Address
-from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP
+from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
-from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.fields import ParsedRequest
+from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
+from llmserve_gateway.fields import ParsedRequest, Thinking
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.openai_requests import BUDGET
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
 from llmserve_gateway.usage import Usage
 
 if TYPE_CHECKING:
+    from llmserve.client import ModelInfo
     from llmserve.plugin import ToolReader
     from llmserve_gateway.tracing import Trace, Tracer
 
@@ -39,6 +46,9 @@ log = logging.getLogger("llmserve.gateway")
 _MAX_WARNED_FIELDS = 1000
 _MAX_WARNED_LENGTH = 60
 _MAX_NAMED_FIELDS = 20
+_UNSAID = Thinking()
+_COUNT_SECONDS = 0.5
+"""How long an answer waits for the number of tokens that it has thought."""
 _MANY_TOKENS = 16_384
 """Of larger prompts the gateway knows whether they can fit before it admits them."""
 
@@ -132,6 +142,7 @@ class Gateway:
         self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
         self.tools = ToolFormats(
             self.catalog.chat_template,
+            prompt_of=self._prompt_of,
             parsers=settings.tool_parsers,
             prompt=settings.tool_prompt,
             on_message=self._warn_of_message,
@@ -267,8 +278,10 @@ class Gateway:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
+            request = await self._with_thinking(info, request)
             options = await self.tools.place(info, request.options, request.tools)
-            request = replace(request, options=options)
+            new_reader = await self.tools.readers(info, request.tools, options)
+            request = replace(request, options=options, has_parts=new_reader is not None)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
                 if "max_tokens" not in request.options:
@@ -277,7 +290,6 @@ class Gateway:
                 request.options[INCLUDE_STOP.name] = True
             writer = dialect.new_writer(request, record.id)
             reply.error_event = writer.failure
-            new_reader = await self.tools.readers(info, request.tools) if request.tools else None
             exchange = _Exchange(request, writer, reply, timeout, new_reader)
             with self.metrics.in_flight(info.name, writer.usage):
                 try:
@@ -288,6 +300,52 @@ class Gateway:
                     if key and self.keys:
                         self.keys.charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
+
+    async def _with_thinking(self, info: ModelInfo, request: ParsedRequest) -> ParsedRequest:
+        """Return a request with what its model's template and runtime make of its thinking."""
+        thinking, options = request.thinking, dict(request.options)
+        asked = BUDGET if options.get(BUDGET) is not None else thinking.required_by
+        if thinking == _UNSAID and not asked:
+            return request
+        if not await self.tools.thinks(info):
+            if asked:
+                what = f"{asked}: {info.name!r} does not think before it answers"
+                raise bad_request(what, asked)
+            return request
+        if options.get(BUDGET) is not None and not _constrains(info):
+            what = f"{BUDGET}: the engine of {info.name!r} cannot be made to end its thinking"
+            raise bad_request(what, BUDGET)
+        if arguments := thinking.arguments():
+            given = options.get("chat_template_kwargs") or {}
+            options["chat_template_kwargs"] = {**arguments, **given}
+        if thinking.budget is not None and _constrains(info):
+            options.setdefault(BUDGET, thinking.budget)
+        return replace(request, options=options)
+
+    async def _counted(self, model: str, answer: Completion) -> Completion:
+        """Return a whole answer with the number of tokens that its thinking is."""
+        if not answer.reasoning:
+            return answer
+        with suppress(LLMServeError, ApiError, asyncio.TimeoutError):
+            asked = self.catalog.inspect_prompt(model, answer.reasoning)
+            report = await asyncio.wait_for(asked, _COUNT_SECONDS)
+            tokens = min(len(report["ids"]), answer.output_tokens or INT32)
+            return replace(answer, reasoning_tokens=tokens)
+        return answer
+
+    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
+        """Return the prompt that a model makes of these options, nothing if it refuses them.
+
+        None if it does not answer now, because it is full or starts again.
+        """
+        try:
+            return str((await self.catalog.inspect_prompt(model, **options))["text"])
+        except InvalidRequestError:
+            return ""
+        except ApiError as error:
+            return "" if error.status == 400 else None
+        except RequestRejectedError:
+            return None
 
     async def _whole(self, exchange: _Exchange) -> None:
         request, record = exchange.request, exchange.reply.record
@@ -305,6 +363,8 @@ class Gateway:
         if new_reader := exchange.new_reader:
             parallel = request.parallel_calls
             answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
+            counting = (self._counted(request.model, answer) for answer in answers)
+            answers = await asyncio.gather(*counting)
         body = exchange.writer.whole(answers)
         record.first_output = time.perf_counter()
         reasons = [answer.finish_reason or "stop" for answer in answers]
@@ -357,6 +417,11 @@ class Gateway:
             if (seconds := float(header)) > 0:
                 return seconds if maximum is None else min(seconds, maximum)
         raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
+
+
+def _constrains(info: ModelInfo) -> bool:
+    """Return whether a model's engine can be told which tokens come next."""
+    return bool(info.made_by_llmserve) and "json_schema" in info.inputs
 
 
 async def _each(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Sequence[Piece], None]:

@@ -76,7 +76,9 @@ class ChatWriter:
 
     def _update_usage(self, index: int, answer: Completion | Piece) -> None:
         output_tokens = 0 if self._request.echo_only else answer.output_tokens
-        self.usage.update(index, answer.input_tokens, output_tokens, answer.extra.get(CACHED))
+        cached = answer.extra.get(CACHED)
+        thought = answer.reasoning_tokens
+        self.usage.update(index, answer.input_tokens, output_tokens, cached, thought)
 
     def _chunk(self, choice: bytes) -> bytes:
         usage = b""
@@ -97,16 +99,20 @@ class ChatWriter:
     def _content(self, index: int, answer: Completion) -> dict[str, Any]:
         del index
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning:
+            message |= _reasoning(answer.reasoning)
         if answer.tool_calls:
             calls = [_call(call) for call in answer.tool_calls]
             message |= {"content": answer.text or None, "tool_calls": calls}
         return {"message": message}
 
     def _delta(self, piece: Piece) -> bytes:
-        if piece.tool_calls:
-            text = {"content": piece.text} if piece.text else {}
+        if piece.tool_calls or piece.reasoning:
+            delta: dict[str, Any] = _reasoning(piece.reasoning) if piece.reasoning else {}
+            if piece.text:
+                delta["content"] = piece.text
             calls = [{"index": call.index, **_call(call)} for call in piece.tool_calls]
-            return b'"delta":' + dump({**text, "tool_calls": calls})
+            return b'"delta":' + dump({**delta, "tool_calls": calls} if calls else delta)
         if not piece.text:
             return b'"delta":{}'
         return b'"delta":{"content":%b}' % dump_text(piece.text)
@@ -198,6 +204,11 @@ def _token_json(token: Logprob) -> dict[str, Any]:
 
 def _logprob_json(entry: Logprob) -> dict[str, Any]:
     return {"token": entry.token, "logprob": entry.logprob, "bytes": list(entry.token.encode())}
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Return what the model thought, by the name of DeepSeek's API and by that of OpenRouter's."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

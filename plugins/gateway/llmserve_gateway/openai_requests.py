@@ -11,7 +11,9 @@ from llmserve_gateway.fields import (
     MAX_ANSWERS,
     Fields,
     ParsedRequest,
+    Thinking,
     read_constraint,
+    read_effort,
     read_messages,
     read_sampling,
     read_tools,
@@ -20,6 +22,7 @@ from llmserve_gateway.fields import (
 
 _LOGPROBS, _MAX_TOKENS = OPTIONS["logprobs"], OPTIONS["max_tokens"]
 _TEMPLATE = OPTIONS["chat_template_kwargs"]
+BUDGET = OPTIONS["thinking_token_budget"].name
 _TOKEN_IDS = range(INT32 + 1)
 
 
@@ -47,13 +50,23 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
                           "modalities")  # fmt: skip
     options["messages"] = messages
     options["chat_template_kwargs"] = fields.option(_TEMPLATE)
+    thinking = Thinking(effort=read_effort(fields, "reasoning_effort"))
     if tools := read_tools(fields, messages):
         options = tools.options(without_none(options))
-    return _parsed(fields, options, [""], logprobs=wants_logprobs, tools=tools, sent=sent)
+    return _parsed(
+        fields,
+        options,
+        [""],
+        logprobs=wants_logprobs,
+        tools=tools,
+        thinking=thinking,
+        sent=sent,
+    )
 
 
 def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
+    fields.refuse("only chats tell the thinking from the answer", BUDGET)
     prompts = read_prompts(fields.take("prompt"))
     options, sent = _sampling(fields)
     top_logprobs = fields.option(_LOGPROBS)

@@ -12,7 +12,9 @@ from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     Fields,
     ParsedRequest,
+    Thinking,
     read_constraint,
+    read_effort,
     read_messages,
     read_sampling,
     read_tools,
@@ -23,7 +25,7 @@ from llmserve_gateway.usage import CACHED, Usage
 
 _TRUNCATED = ("length", "cancelled")
 _TEXT_EVENT = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
-_IGNORED = ("include", "truncation", "reasoning", "prompt", "stream_options")
+_IGNORED = ("include", "truncation", "prompt", "stream_options")
 
 
 def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
@@ -46,6 +48,8 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
               "text": {"format": text_format}}  # fmt: skip
     options["max_tokens"] = fields.option(OPTIONS["max_tokens"], "max_output_tokens")
     tools = read_tools(fields, messages)
+    reasoning = Fields(fields.mapping("reasoning"))
+    thinking = Thinking(effort=read_effort(reasoning, "effort"))
     fields.refuse("log-probabilities are not supported here", "top_logprobs")
     for name in _IGNORED:
         fields.take(name)
@@ -55,6 +59,7 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
         options=tools.options(options) if tools else options,
         stream=fields.boolean("stream"),
         tools=tools,
+        thinking=thinking,
         echoed_fields=echoed,
         sent=sent,
         unknown=fields.unknown(),
@@ -74,6 +79,11 @@ def _message(item: Any, where: str) -> Any:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
         return item
+    if kind == "reasoning":
+        parts = item.get("content") or item.get("summary") or []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        thoughts = "\n".join(text for text in texts if isinstance(text, str))
+        return {"role": "assistant", "content": "", "reasoning_content": thoughts or None}
     if kind == "function_call":
         call = {"id": item.get("call_id"), "function": item}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -89,12 +99,24 @@ def _with_joined_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = []
     for message in messages:
         previous = result[-1] if result else {}
-        if message.get("tool_calls") and previous.get("role") == "assistant":
+        if _is_thought(previous) and message["role"] == "assistant":
+            thoughts = (each.get("reasoning_content") for each in (previous, message))
+            result[-1] = {
+                **previous,
+                **message,
+                "reasoning_content": "".join(filter(None, thoughts)),
+            }
+        elif message.get("tool_calls") and previous.get("role") == "assistant":
             calls = [*previous.get("tool_calls", ()), *message["tool_calls"]]
             result[-1] = {**previous, "tool_calls": calls}
         else:
             result.append(message)
     return result
+
+
+def _is_thought(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is nothing but what the model thought before the next one."""
+    return message.get("role") == "assistant" and message.get("content") == ""
 
 
 class ResponsesWriter:
@@ -105,7 +127,7 @@ class ResponsesWriter:
         self._sequence_number = 0
         self._truncated = False
         self._id = request_id
-        self._tools = request.tools
+        self._has_parts = request.has_parts
         self._output: list[dict[str, Any]] = []
         self._item_open = False
         self._texts: list[str] = []
@@ -137,7 +159,9 @@ class ResponsesWriter:
     def whole(self, answers: Sequence[Completion]) -> bytes:
         answer, calls = answers[0], answers[0].tool_calls
         self._update(answer)
-        if answer.text or not calls:
+        if answer.reasoning:
+            self._output.append(self._thought(answer.reasoning))
+        if answer.text or not (calls or answer.reasoning):
             self._output.append(self._message(answer.text))
         self._output += map(self._call, calls)
         return dump(self._final_response())
@@ -146,12 +170,17 @@ class ResponsesWriter:
         del piece
         start = self._event("response.created", response=self._response)
         start += self._event("response.in_progress", response=self._response)
-        # With tools, it is not known yet whether the answer has any text.
-        return start if self._tools else start + self._start_item(self._message(""))
+        # It may not be known yet whether the answer has any text, or what comes before.
+        return start if self._has_parts else start + self._start_item(self._message(""))
 
     def chunk(self, piece: Piece) -> bytes:
         self._update(piece)
         events = b""
+        if piece.reasoning:
+            if not self._item_open or self._output[-1]["type"] != "reasoning":
+                events += self._start_item(self._thought(""))
+            self._texts.append(piece.reasoning)
+            events += self._item_event("reasoning_text.delta", delta=piece.reasoning)
         if piece.text:
             if not self._item_open or self._output[-1]["type"] != "message":
                 events += self._start_item(self._message(""))
@@ -179,11 +208,11 @@ class ResponsesWriter:
         self._item_open = True
         self._texts = []
         index, started = len(self._output) - 1, {**item, "status": "in_progress"}
-        if item["type"] == "message":
+        if "content" in item:
             started["content"] = []
         events += self._event("response.output_item.added", output_index=index, item=started)
-        if item["type"] == "message":
-            events += self._item_event("content_part.added", part=_part(""))
+        if "content" in item:
+            events += self._item_event("content_part.added", part=item["content"][0])
         return events
 
     def _end_item(self) -> bytes:
@@ -192,10 +221,11 @@ class ResponsesWriter:
         self._item_open = False
         item = self._output[-1]
         item["status"] = self._status
-        if item["type"] == "message":
+        if "content" in item:
             (part,) = item["content"]
             part["text"] = "".join(self._texts)
-            events = self._item_event("output_text.done", text=part["text"], logprobs=[])
+            extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+            events = self._item_event(f"{part['type']}.done", text=part["text"], **extra)
             events += self._item_event("content_part.done", part=part)
         else:
             content = {"arguments": item["arguments"], "name": item["name"]}
@@ -221,11 +251,12 @@ class ResponsesWriter:
         """Return which part of the output the last item is."""
         item = self._output[-1]
         position = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        return {**position, "content_index": 0} if item["type"] == "message" else position
+        return {**position, "content_index": 0} if "content" in item else position
 
     def _update(self, answer: Completion | Piece) -> None:
         cached = answer.extra.get(CACHED)
-        self.usage.update(0, answer.input_tokens, answer.output_tokens, cached)
+        thought = answer.reasoning_tokens
+        self.usage.update(0, answer.input_tokens, answer.output_tokens, cached, thought)
         self._truncated = self._truncated or answer.finish_reason in _TRUNCATED
 
     @property
@@ -239,6 +270,10 @@ class ResponsesWriter:
 
     def _message(self, text: str) -> dict[str, Any]:
         return {**self._new_item("message", "msg"), "role": "assistant", "content": [_part(text)]}
+
+    def _thought(self, text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        return {**self._new_item("reasoning", "rs"), "summary": [], "content": content}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         content = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
@@ -255,7 +290,7 @@ class ResponsesWriter:
                 "input_tokens": input_tokens,
                 "input_tokens_details": {"cached_tokens": self.usage.cached_tokens or 0},
                 "output_tokens": output_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens or 0},
                 "total_tokens": input_tokens + output_tokens,
             },
         }

@@ -15,6 +15,7 @@ class Usage:
         self._input_tokens = [0] * answers
         self._output_tokens = [0] * answers
         self._cached_tokens: list[int | None] = [None] * answers
+        self._reasoning_tokens: list[int | None] = [None] * answers
         self._answers_per_prompt = answers_per_prompt
 
     def update(
@@ -23,7 +24,10 @@ class Usage:
         input_tokens: int | None,
         output_tokens: int | None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
     ) -> None:
+        if reasoning_tokens is not None:
+            self._reasoning_tokens[index] = reasoning_tokens
         if cached_tokens is not None:
             self._cached_tokens[index] = cached_tokens
         self._input_tokens[index] = input_tokens or self._input_tokens[index]
@@ -44,10 +48,20 @@ class Usage:
         known = [n for n in self._cached_tokens[:: self._answers_per_prompt] if n is not None]
         return sum(known) if known else None
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens the model thought before its answers, None if that is not known."""
+        known = [n for n in self._reasoning_tokens if n is not None]
+        return sum(known) if known else None
+
     def as_json(self) -> dict[str, Any]:
         input_tokens, output_tokens = self.input_tokens, self.output_tokens
         cached = self.cached_tokens
-        details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+        details: dict[str, Any] = (
+            {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+        )
+        if (thought := self.reasoning_tokens) is not None:
+            details["completion_tokens_details"] = {"reasoning_tokens": thought}
         return {
             **details,
             "prompt_tokens": input_tokens,

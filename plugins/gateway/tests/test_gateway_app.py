@@ -595,3 +595,72 @@ def test_usage_says_how_much_of_a_prompt_was_cached_if_the_model_does(path: str)
     assert '"cached_tokens":64' in stream
     plain = request_via(Triton(), path, json={"model": "m", **body}).json()["usage"]
     assert plain.get(field, {"cached_tokens": 0}) == {"cached_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/audio/speech", "speech or transcription"),
+        ("/v1/audio/transcriptions", "speech or transcription"),
+        ("/v1/images/generations", "images"),
+        ("/v1/moderations", "moderation"),
+        ("/v1/fine_tuning/jobs", "fine-tuning"),
+        ("/v1/assistants", "assistants"),
+        ("/v1/threads/t/runs", "assistants"),
+    ],
+)
+def test_what_the_server_does_not_have_is_named(path: str, what: str) -> None:
+    answer = ask(Settings(NO_TRITON), "POST", path, json={})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "not_found")
+    assert error["message"] == (
+        f"there is no endpoint POST {path}: this server generates text, and has no {what}; "
+        "GET /openapi.json lists it all"
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/imagesque", "/v1/messages/batches"])
+def test_other_paths_are_only_said_to_be_missing(path: str) -> None:
+    answer = ask(Settings(NO_TRITON), "POST", path, json={})
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, message) == (404, f"there is no endpoint POST {path}")
+
+
+PICTURE = {"url": "data:image/png;base64,AA=="}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "part"),
+    [
+        ("/v1/chat/completions", "image_url", {"image_url": PICTURE}),
+        ("/v1/chat/completions", "input_audio", {"input_audio": {"data": "", "format": "wav"}}),
+        ("/v1/responses", "input_image", {"image_url": PICTURE["url"]}),
+        ("/v1/messages", "image", {"source": {"type": "url", "url": "http://x"}}),
+    ],
+)
+def test_pictures_and_sound_are_refused_by_name(path: str, kind: str, part: Any) -> None:
+    field = "input" if path == "/v1/responses" else "messages"
+    content = [{"role": "user", "content": [{"type": kind, **part}]}]
+    limit = {"max_tokens": 1} if path == "/v1/messages" else {}
+    answer = ask(Settings(NO_TRITON), "POST", path, json={"model": "m", field: content, **limit})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert f"{kind!r}" in message
+    assert "only text is supported" in message
+
+
+def test_a_model_is_described_outside_the_trace_of_who_asks_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    async def describe(catalog: Catalog, name: str, process: object = None) -> None:
+        seen.append(CALL_HEADERS.get())
+
+    async def main() -> None:
+        CALL_HEADERS.set((("traceparent", "00-1-2-01"),))
+        assert await Catalog(lambda: cast(Any, None)).context_length("m") is None
+
+    monkeypatch.setattr(Catalog, "_describe", describe)
+    asyncio.run(main())
+    assert seen == [()]

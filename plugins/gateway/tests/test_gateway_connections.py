@@ -254,8 +254,8 @@ def test_a_client_that_reads_no_responses_is_disconnected() -> None:
         idle.settimeout(60)
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         idle.connect(("127.0.0.1", port))
-        # Responses of 8 MB, which is more than the kernel buffers.
-        idle.sendall(b"GET /main.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
+        # Responses of over 8 MB, which is more than the kernel buffers.
+        idle.sendall(b"GET /chat.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
         time.sleep(4)
         size = 0
         with suppress(ConnectionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -298,6 +299,14 @@ def test_clients_recognise_an_overflow(numbers: dict[str, int]) -> None:
         assert theirs["message"] == "prompt is too long: 600 tokens > 511 maximum"
 
 
+def test_many_blocks_of_thinking_are_read_in_linear_time() -> None:
+    blocks = [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": ""}] * 20_000
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": blocks}]
+    began = time.process_time()
+    read_messages_request({"model": "m", "max_tokens": 1, "messages": messages})
+    assert time.process_time() - began < 2
+
+
 def test_anthropics_fields_are_done_or_refused_by_name() -> None:
     body = {**CHAT, "max_tokens": 1}
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -306,10 +315,13 @@ def test_anthropics_fields_are_done_or_refused_by_name() -> None:
             "type": "json_schema", "schema": schema}}}
     )  # fmt: skip
     assert json.loads(request.options["json_schema"]) == schema
-    for kind in ("adaptive", "disabled"):
+    for kind in ("adaptive", "disabled", "enabled"):
         assert not read_messages_request({**body, "thinking": {"type": kind}}).unknown
     refused: list[tuple[Any, dict[str, Any], str]] = [
-        (read_messages_request, {**body, "thinking": {"type": "enabled"}}, "thinking"),
+        (read_messages_request, {**body, "thinking": {"type": "perhaps"}}, "thinking"),
+        (read_messages_request, {**body, "thinking": {"type": "enabled", "budget_tokens": 0}},
+         "thinking"),
+        (read_chat, {**CHAT, "reasoning_effort": "as much as you like"}, "reasoning_effort"),
         (read_messages_request, {**body, "output_config": {"format": {"type": "xml"}}},
          "output_config.format"),
         (read_chat, {**CHAT, "web_search_options": {"user_location": {}}}, "web_search_options"),

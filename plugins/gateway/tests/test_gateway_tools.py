@@ -56,7 +56,6 @@ def test_a_required_call_is_a_json_schema() -> None:
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"response_format": {"type": "json_object"}}, "tools"),
         ({"functions": [{}]}, "functions"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a",
                         "arguments": "["}}]}]}, "messages[0].tool_calls[0]"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmserve.plugin import (
+    GUESS_OPTIONS,
     PLACEMENT_OPTIONS,
     Batching,
     BuildContext,
@@ -13,8 +14,10 @@ from llmserve.plugin import (
     Option,
     Recipe,
     contract,
+    draft_context,
     hookimpl,
     place_causal_model,
+    weight_files,
 )
 
 # Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
@@ -28,14 +31,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
         "cache_tokens", 0, "Size of the cache in tokens; 0 means four contexts, or more.", minimum=0
     )
     prefill_chunk = Option("prefill_chunk", 256, "Most prompt tokens per step, in all.", minimum=1)
-    prompt_lookup = Option(
-        "prompt_lookup",
-        0,
-        "Most tokens that a step guesses from the text so far and checks, for answers that repeat "
-        "parts of it; 0 disables this.",
-        minimum=0,
-        maximum=64,
-    )
     return [
         Generator(
             name="stepwise",
@@ -46,7 +41,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             inputs=contract.ENGINE_OPTIONS,
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
-            options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk, prompt_lookup),
+            options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk, *GUESS_OPTIONS),
         )
     ]
 
@@ -104,14 +99,21 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
-    options = context.options
+    options, draft = context.options, draft_context(context)
     return {
         **place_causal_model(context),
         "max_sequences": options.get("max_batch_size") or 32,
         "cache_tokens": options["cache_tokens"],
         "prefill_chunk": options["prefill_chunk"],
         "prompt_lookup": options["prompt_lookup"],
+        "draft": _place_draft(draft) if draft else None,
+        "draft_tokens": options["draft_tokens"],
     }
+
+
+def _place_draft(context: BuildContext) -> Mapping[str, Any]:
+    files = weight_files(context.source, pickle=bool(context.options["pickle"]))
+    return context.place(files, "draft")
 
 
 def _prepare_batching(context: BuildContext) -> Mapping[str, Any]:

@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import Engine, Generation, PromptLookup, Stepper, Tokenizer, run_batch
+from llmserve.runtime import (
+    DraftModel,
+    Engine,
+    Generation,
+    Guesser,
+    PromptLookup,
+    Runner,
+    Stepper,
+    Tokenizer,
+    run_batch,
+)
 from llmserve.runtime.causal import context_length, eos_ids, load, try_imports
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +35,7 @@ class StepwiseGenerator:
                 self.context_length,
             )
         self.eos_ids = eos_ids(self._model)
-        self._settings = settings
+        self._settings, self._folder = settings, folder
         self._engine: Stepper | None = None
 
     # `llmserve check` calls it.
@@ -34,25 +44,35 @@ class StepwiseGenerator:
     def stepper(self, tokenizer: Tokenizer) -> Stepper:
         """Return the engine; it takes over the model, so there is only one."""
         if self._engine is None:
-            # Imported here because a build only inspects the class and need not load torch.
-            from llmserve_iterative.runner import make_runner
-
-            max_sequences = self._settings["max_sequences"]
-            context = self.context_length or 2048
-            cache_tokens = self._settings["cache_tokens"]
-            # Models that were built before there were guesses have none.
-            lookup = self._settings.get("prompt_lookup", 0)
             self._engine = Engine(
-                make_runner(
-                    self._model,
-                    cache_tokens or max(4 * context, max_sequences * context // 4),
-                ),
+                self._make_runner(self._model),
                 tokenizer,
-                max_sequences=max_sequences,
+                max_sequences=self._settings["max_sequences"],
                 prefill_chunk=self._settings["prefill_chunk"],
-                guesser=PromptLookup(lookup) if lookup else None,
+                guesser=self._make_guesser(),
             )
         return self._engine
+
+    def _make_runner(self, model: Any) -> Runner:
+        # Imported here because a build only inspects the class and need not load torch.
+        from llmserve_iterative.runner import make_runner
+
+        context = self.context_length or 2048
+        tokens = max(4 * context, self._settings["max_sequences"] * context // 4)
+        return make_runner(model, self._settings["cache_tokens"] or tokens)
+
+    def _make_guesser(self) -> Guesser | None:
+        # Models that were built before there were guesses have none of these settings.
+        if placed := self._settings.get("draft"):
+            shared = {name: self._settings[name] for name in ("device", "dtype", "pickle")}
+            draft = load({**shared, **placed}, self._folder)
+            return DraftModel(
+                self._make_runner(draft),
+                self._settings["draft_tokens"],
+                context_length=exact_length(draft),
+            )
+        lookup = self._settings.get("prompt_lookup", 0)
+        return PromptLookup(lookup) if lookup else None
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         run_batch(self.stepper(tokenizer), generations)

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmserve.plugin import (
     DTYPE_OPTION,
+    GUESS_OPTIONS,
     BuildContext,
     Generator,
     Option,
@@ -75,27 +76,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "max_sequences", 64, "Most sequences in flight at once; others wait.", minimum=1
                 ),
                 Option("prefix_cache", True, "Reuse the cache of prompts that begin alike."),
-                Option(
-                    "prompt_lookup",
-                    0,
-                    "Most tokens that a step guesses from the text so far and checks, for answers "
-                    "that repeat parts of it; 0 disables this.",
-                    minimum=0,
-                    maximum=64,
-                ),
-                Option(
-                    "draft_model",
-                    "",
-                    "A smaller model with the same tokens, in a folder or on the hub: it guesses, "
-                    "and the model checks several guesses in a step, where that is faster.",
-                ),
-                Option(
-                    "draft_tokens",
-                    4,
-                    "Most tokens that the draft model guesses in a step.",
-                    minimum=1,
-                    maximum=64,
-                ),
+                *GUESS_OPTIONS,
                 Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
             ),
             requires=("openvino",),

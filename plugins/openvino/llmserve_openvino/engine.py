@@ -66,7 +66,11 @@ class OpenVinoGenerator:
 
     def _make_guesser(self, folder: Path) -> Guesser | None:
         if draft := self._settings["draft"]:
-            return DraftModel(self._make_runner(folder / draft), self._settings["draft_tokens"])
+            return DraftModel(
+                self._make_runner(folder / draft),
+                self._settings["draft_tokens"],
+                context_length=self._settings.get("draft_length"),
+            )
         lookup = self._settings["prompt_lookup"]
         return PromptLookup(lookup) if lookup else None
 

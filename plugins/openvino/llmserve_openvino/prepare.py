@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from llmserve.plugin import (
     OptionError,
     PluginError,
     check_causal,
+    draft_context,
     install_command,
     place_instances,
-    read_object,
 )
 
 _FOLDER = "openvino"
@@ -42,17 +41,11 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     source, options = context.source, context.options
     check_causal(source, trust_remote_code=bool(options["trust_remote_code"]))
     place_instances(context.config, "cpu", 1)
-    if options["draft_model"] and options["prompt_lookup"]:
-        raise OptionError(
-            "draft_model and prompt_lookup are both given", hint="leave one of them out"
-        )
     if options["int4_group"] == 0:
         raise OptionError("int4_group cannot be 0", hint="use 1 or more, or -1 for whole rows")
-    draft = _draft_context(context) if options["draft_model"] else None
-    config = source.config()
+    draft = draft_context(context)
+    config, length = source.config(), _length(source.config())
     text_config = config.get("text_config") or config
-    lengths = [text_config[name] for name in _LENGTHS if isinstance(text_config.get(name), int)]
-    length = next(iter(lengths), None)
     placement, window = _place_or_convert(context, _FOLDER)
     if window and (length is None or window < length):
         context.report(f"its context is limited to its sliding window of {window} tokens")
@@ -61,7 +54,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     return {
         **placement,
         **{name: options[name] for name in _LOAD_OPTIONS},
-        "draft": _place_or_convert(draft, _DRAFT)[0]["path"] if draft else None,
+        **(_place_draft(draft) if draft else {"draft": None}),
         "context_length": length,
         "eos_ids": _eos_ids(source.path, config),
         "precision": _PRECISIONS[str(options["dtype"])],
@@ -69,22 +62,16 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     }
 
 
-def _draft_context(context: BuildContext) -> BuildContext:
-    """Return the draft model's context; refuse a model with another vocabulary."""
-    options = {**context.options, "revision": ""}
-    draft = replace(context, model=str(options["draft_model"]), options=options)
-    check_causal(draft.source, trust_remote_code=bool(options["trust_remote_code"]))
-    if _vocabulary(draft) != _vocabulary(context):
-        raise OptionError(
-            f"{draft.source.asked} and {context.source.asked} have different vocabularies",
-            hint="name a draft model with the same tokenizer",
-        )
-    return draft
+def _length(config: Mapping[str, Any]) -> int | None:
+    text_config = config.get("text_config") or config
+    lengths = [text_config[name] for name in _LENGTHS if isinstance(text_config.get(name), int)]
+    return next(iter(lengths), None)
 
 
-def _vocabulary(context: BuildContext) -> object:
-    path = context.source.path / "tokenizer.json"
-    return read_object(path)["model"]["vocab"] if path.is_file() else None
+def _place_draft(context: BuildContext) -> Mapping[str, Any]:
+    placement, window = _place_or_convert(context, _DRAFT)
+    lengths = [length for length in (_length(context.source.config()), window) if length]
+    return {"draft": placement["path"], "draft_length": min(lengths, default=None)}
 
 
 def _place_or_convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:

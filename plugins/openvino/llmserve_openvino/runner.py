@@ -79,7 +79,7 @@ class OpenVinoRunner:
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
         inputs = _inputs(chunks)
         for name in inputs.keys() & self._inputs:
-            self._request.set_tensor(name, ov.Tensor(inputs[name]))
+            self._pass(name, inputs[name])
         try:
             # Other Python threads can run meanwhile.
             self._request.infer()
@@ -91,7 +91,18 @@ class OpenVinoRunner:
         needed = sum(chunk.rows for chunk in chunks)
         return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
 
+    def _pass(self, name: str, values: Any) -> None:
+        """Pass an input. A tensor of the same shape is filled again: in a short pass of a small
+        model, making and setting new ones is a noticeable part."""
+        tensor = self._tensors.get(name)
+        if tensor is not None and tensor.data.shape == values.shape:
+            tensor.data[...] = values
+            return
+        self._tensors[name] = ov.Tensor(values)
+        self._request.set_tensor(name, self._tensors[name])
+
     def _new_request(self) -> Any:
+        self._tensors: dict[str, Any] = {}
         request = self._model.create_infer_request()
         for name, tensor in self._cache.items():
             request.set_tensor(name, tensor)

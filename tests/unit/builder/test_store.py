@@ -21,6 +21,7 @@ from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, OutputError, UsageError
 from llmserve.plugins.registry import Registry
 from llmserve.repository.check import check_repository
+from tests.support import hub_cache
 
 REGISTRY = Registry.load()
 
@@ -97,6 +98,58 @@ def test_a_changed_source_builds_again_and_one_that_is_gone_does_not(
     assert not build(store, f"{source}/").is_new
     shutil.rmtree(source)
     assert not build(store, "my-model").is_new
+
+
+@pytest.fixture
+def hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model of the hub that is in the cache."""
+    hub_cache(tmp_path / "cache", "acme/tiny", COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "acme/tiny"
+
+
+COMMIT, LATER = "0123456789" * 4, "abcdef0123" * 4
+
+
+def test_a_model_of_the_hub_is_built_again_when_the_hub_has_another_commit(
+    store: Store, hub_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    answer: str | None = COMMIT
+
+    def newest(repo_id: str, *, revision: str) -> str | None:
+        asked.append(f"{repo_id}@{revision}")
+        return answer
+
+    monkeypatch.setattr(store_module, "newest_commit", newest)
+    assert build(store, hub_model).is_new
+    assert asked == [], "it has just been fetched"
+    assert not build(store, hub_model).is_new
+    answer = None
+    assert not build(store, hub_model).is_new, "the hub does not answer"
+    assert asked == ["acme/tiny@"] * 2
+    # It has another commit, which cannot be fetched: what is here is used.
+    answer = LATER
+    shutil.move(tmp_path / "cache", tmp_path / "gone")
+    lines: list[str] = []
+    kept = store.build(BuildSpec("hf", hub_model), REGISTRY, report=lines.append)
+    assert not kept.is_new
+    assert "acme/tiny has changed on the hub, from 01234567 to abcdef01" in lines
+    assert any(line.startswith("tiny stays as it is: acme/tiny is not in the") for line in lines)
+    hub_cache(tmp_path / "cache", "acme/tiny", LATER)
+    again = build(store, hub_model)
+    assert again.is_new
+    assert again.model.manifest is not None
+    assert again.model.manifest.source["revision"] == LATER
+
+
+def test_a_model_that_is_pinned_to_a_commit_is_never_looked_up(
+    store: Store, hub_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "newest_commit", lambda *_, **__: pytest.fail("looked up"))
+    for new in (True, False):
+        assert build(store, hub_model, options={"revision": COMMIT}).is_new == new
 
 
 def test_a_file_that_an_option_names_is_a_source_too(store: Store, tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     sections = result.stdout.split("\n\n")
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
     serving = (
-        "run", "build", "serve", "chat", "query", "status", "reload", "unload", "list", "remove",
-        "check", "demo",
+        "run", "build", "serve", "chat", "query", "batch", "status", "reload", "unload", "list",
+        "remove", "check", "demo",
     )  # fmt: skip
     assert ["Serve:", *serving] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names

@@ -10,7 +10,7 @@ import pytest
 
 from llmserve.client import Completion, connect
 from llmserve.client.tools.calls import read_calls
-from llmserve.client.tools.parsers import Json
+from llmserve.client.tools.json_calls import Json
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.errors import OptionError, RequestTimeoutError
 from llmserve.testing import ScriptedTriton
@@ -77,10 +77,40 @@ def test_a_request_with_tools_waits_no_longer_than_its_timeout() -> None:
         ({"tools": [ADD, ADD]}, "a unique name"),
         ({"tools": [ADD], "tool_choice": "perhaps"}, "none, auto, required"),
         ({"tools": [ADD], "tool_choice": {"function": {"name": "sub"}}}, "which is not a tool"),
-        ({"tools": [ADD], "regex": "a+"}, "leave out one"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "list the allowed tools",
+        ),
+        (
+            {
+                "tools": [ADD],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "tools": [{"type": "function", "name": "sub"}],
+                },
+            },
+            "which is not a tool",
+        ),
         ({"tools": [ADD], "chat_template_kwargs": "brief"}, "must be a mapping"),
     ],
 )
 def test_invalid_tool_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         applied({"messages": CHAT, **options})
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_only_allowed_tools_may_be_called_and_all_are_shown(nested: bool) -> None:
+    other = {"type": "function", "function": {"name": "other", "parameters": {}}}
+    spec = {"type": "function", "function": {"name": "other"}}
+    content = {"mode": "required", "tools": [spec]}
+    choice = {"type": "allowed_tools", **({"allowed_tools": content} if nested else content)}
+    tools = Tools.of({"messages": CHAT, "tools": [ADD, other], "tool_choice": choice})
+    assert tools
+    assert tools.names == {"other"}
+    options = tools.options({"messages": CHAT, "json_object": True})
+    assert len(options["chat_template_kwargs"]["tools"]) == 2
+    (call,) = json.loads(options["json_schema"])["items"]["anyOf"]
+    assert call["properties"]["name"] == {"const": "other"}
+    # A required call is the whole answer, so the form of other answers does not apply.
+    assert "json_object" not in options

@@ -261,6 +261,10 @@ def test_forced_tokens_are_known_before_they_are_chosen() -> None:
         ({"json_schema": '{"type": "strin"}'}, "the json schema cannot be enforced"),
         ({"json_schema": '{"a":' * 70 + "1" + "}" * 70}, "nested deeper than 64"),
         ({"json_schema": json.dumps({"const": "x" * 70_000})}, "at most 65536"),
+        (
+            {"call_schema": json.dumps({"const": "x" * 70_000}), "call_marks": ["x"]},
+            "at most 65536",
+        ),
         ({"regex": "a(b"}, "the regex cannot be enforced"),
         ({"grammar": "start: nothing"}, "the grammar cannot be enforced"),
         ({"regex": "a", "choice": ["b"]}, "only one constraint: send choice or regex"),

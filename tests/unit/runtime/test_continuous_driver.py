@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.runtime import Generation
 from llmserve.runtime.drivers.continuous import ContinuousDriver
 from llmserve.testing import FakeRequest, make_parts
 from llmserve.testing.fake import FakeModelException
@@ -186,7 +187,14 @@ def test_one_long_pause_does_not_make_later_pieces_rare(
     assert median(gaps[3:20]) < 0.1
 
 
-def test_the_metrics_match_the_requests(model: Model) -> None:
+def test_the_metrics_match_the_requests(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = model.engine.admit
+
+    def with_a_known_beginning(generation: Generation) -> None:
+        generation.cached_tokens = 2
+        admit(generation)
+
+    monkeypatch.setattr(model.engine, "admit", with_a_known_beginning)
     families = model.driver._runner.metrics.families
     metrics = {name: family.metric for name, family in families.items()}
     assert metrics["llmserve_cache_tokens"].value == model.engine.cache_tokens, "already at start"
@@ -196,6 +204,7 @@ def test_the_metrics_match_the_requests(model: Model) -> None:
     model.driver.finalize()
     assert not model.driver._runner.metrics.families, "they would outlive the server's memory"
     assert metrics["llmserve_input_tokens_total"].value == 5
+    assert metrics["llmserve_cached_tokens_total"].value == 4
     assert metrics["llmserve_output_tokens_total"].value == 10
     assert metrics["llmserve_first_token_seconds_count"].value == 2
     assert metrics["llmserve_token_seconds_count"].value == 8

@@ -17,6 +17,7 @@ from llmserve.runtime.answer import logprobs
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.testing import FakeRequest
+from tests import support
 from tests.support import drive
 
 INPUTS = tuple(tensor.name for tensor in (*contract.SAMPLING, *contract.LOGPROBS))
@@ -120,3 +121,24 @@ def test_the_outputs_are_declared_as_tensorrt_llm_declares_them(size: int, dims:
     declared = {output.name: list(output.dims) for output in config.output}
     assert declared["output_log_probs"] == dims
     assert declared["cum_log_probs"] == ([1] if size else [-1])
+
+
+def test_an_engine_that_keeps_its_logits_passes_what_it_has_computed_of_them() -> None:
+    def asked() -> Generation:
+        return support.generation([5, 6, 7], 4, logprobs=2, prompt_logprobs=2)
+
+    ours, theirs = asked(), asked()
+    for token in (6, 7):
+        ours.push_prompt(LOGITS)
+        theirs.push_prompt(logprob=logprobs.logprob_of(LOGITS, token, 2))
+    for token in (97, 98):
+        ours.push(token, LOGITS)
+        theirs.push(token, logprob=logprobs.logprob_of(LOGITS, token, 2))
+    assert theirs.logprobs == ours.logprobs
+    assert theirs.prompt_logprobs[1:] == ours.prompt_logprobs[1:]
+    assert theirs.total_logprob == ours.total_logprob
+    with pytest.raises(TypeError):
+        asked().push_prompt()
+    free = support.generation([5], 4)
+    free.push(97, logprob=logprobs.Logprob(97, -1.0))
+    assert free.logprobs == [], "nobody asked for them"

@@ -1,5 +1,13 @@
 // Requests to the gateway that serves this page.
 
+// Browsers do not open more connections to one server; more requests wait in the browser.
+export const CONNECTIONS = 6;
+let open = 0;
+
+export function isFull() {
+  return open >= CONNECTIONS;
+}
+
 function headers(key) {
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 }
@@ -23,23 +31,43 @@ export async function metrics(key) {
   return response.text();
 }
 
-// Calls onPiece with each piece of text and the token count so far; returns the finish reason.
+// Calls onPiece with each piece of an answer, { text, reasoning, tokens }; returns the finish reason.
 export async function generate(path, options, key, signal, onPiece) {
-  const body = JSON.stringify({ ...options, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } });
-  const response = await fetch(path, { method: "POST", headers: headers(key), body, signal });
-  if (!response.ok) await throwError(response);
-  let reason = null;
-  for await (const data of events(response.body)) {
-    if (data === "[DONE]") break;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new Error(chunk.error.message);
-    const choice = chunk.choices[0];
-    const text = choice?.delta?.content ?? choice?.text ?? "";
-    reason = choice?.finish_reason ?? reason;
-    if (text || choice?.finish_reason) onPiece(text, chunk.usage?.completion_tokens);
+  open += 1;
+  try {
+    const body = JSON.stringify({ ...options, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } });
+    const response = await fetch(path, { method: "POST", headers: headers(key), body, signal }).catch((error) => {
+      throw signal.aborted ? error : new Error("the server cannot be reached");
+    });
+    if (!response.ok) await throwError(response);
+    return await readAnswer(response.body, signal, onPiece);
+  } finally {
+    open -= 1;
   }
+}
+
+async function readAnswer(stream, signal, onPiece) {
+  let reason = null;
+  try {
+    for await (const data of events(stream)) {
+      if (data === "[DONE]") return reason ?? "stop";
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new AnswerError(chunk.error.message);
+      const choice = chunk.choices?.[0];
+      const text = choice?.delta?.content ?? choice?.text ?? "";
+      const reasoning = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? "";
+      reason = choice?.finish_reason ?? reason;
+      if (text || reasoning || choice?.finish_reason) onPiece({ text, reasoning, tokens: chunk.usage?.completion_tokens });
+    }
+  } catch (error) {
+    if (signal.aborted || error instanceof AnswerError) throw error;
+  }
+  // Without its last event it may lack any part, however well it reads.
+  if (!reason) throw new AnswerError("the answer broke off: the connection ended before it did");
   return reason;
 }
+
+class AnswerError extends Error {}
 
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
@@ -47,8 +75,8 @@ async function* events(stream) {
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const parts = (rest + value).split("\n\n");
+    const parts = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
     rest = parts.pop();
-    for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+    for (const part of parts) if (part.startsWith("data:")) yield part.slice(5).trim();
   }
 }

@@ -1,28 +1,36 @@
 // The gauges and charts of the load view, read from /metrics while it is open.
 import { metrics } from "./api.js";
+import { at, create } from "./dom.js";
+import { key } from "./models.js";
+import { setState } from "./notice.js";
 
 const MAX_VALUES = 120;
 const SVG = "http://www.w3.org/2000/svg";
-const at = (id) => document.getElementById(id);
 const charts = { "Generated tokens per second": [], "Running requests": [] };
 let timer = null;
 let previous = null;
+let asking = false;
 
-export function watchLoad(open, key) {
+export function watchLoad(open) {
   clearInterval(timer);
-  timer = open ? setInterval(() => refresh(key()), 1000) : null;
-  if (open) refresh(key());
+  timer = open ? setInterval(refresh, 1000) : null;
+  if (open) refresh();
 }
 
-async function refresh(key) {
-  let text;
+// While answers use all of the browser's connections this waits for one, once and not each second.
+async function refresh() {
+  if (asking) return;
+  asking = true;
   try {
-    text = await metrics(key);
+    show(await metrics(key()));
   } catch (error) {
-    at("state").textContent = error.message;
-    at("state").dataset.is = "bad";
-    return;
+    setState(error.message, "bad");
+  } finally {
+    asking = false;
   }
+}
+
+function show(text) {
   const current = { time: performance.now(), tokens: sum(text, "vllm:generation_tokens_total") };
   const seconds = previous ? (current.time - previous.time) / 1000 : 0;
   const rate = seconds ? Math.max(0, current.tokens - previous.tokens) / seconds : 0;
@@ -57,30 +65,23 @@ function mean(text, name) {
 }
 
 function showGauges(values) {
-  at("gauges").replaceChildren(...Object.entries(values).map(([name, value]) => {
-    const card = document.createElement("div");
-    const title = document.createElement("dt");
-    const number = document.createElement("dd");
-    title.textContent = name;
-    number.textContent = value;
-    card.append(title, number);
-    return card;
-  }));
+  at("gauges").replaceChildren(...Object.entries(values).map(([name, value]) =>
+    create("div", {}, create("dt", {}, name), create("dd", {}, String(value)))));
+}
+
+function newChart(name) {
+  const picture = svgElement("svg", { viewBox: "0 0 600 120", preserveAspectRatio: "none", role: "img", "aria-label": name });
+  const caption = create("figcaption", {}, create("span", {}, `${name}, the last two minutes`), create("b"));
+  const chart = create("figure", { className: "chart", data: { of: name } }, caption, picture);
+  at("charts").append(chart);
+  return chart;
 }
 
 function drawChart(name, value) {
   const values = charts[name];
   values.push(value);
   if (values.length > MAX_VALUES) values.shift();
-  let chart = at("charts").querySelector(`[data-of="${name}"]`);
-  if (!chart) {
-    chart = document.createElement("figure");
-    chart.className = "chart";
-    chart.dataset.of = name;
-    chart.innerHTML = `<figcaption><span>${name}, the last two minutes</span><b></b></figcaption>
-      <svg viewBox="0 0 600 120" preserveAspectRatio="none" role="img" aria-label="${name}"></svg>`;
-    at("charts").append(chart);
-  }
+  const chart = at("charts").querySelector(`[data-of="${name}"]`) ?? newChart(name);
   const maximum = Math.max(...values);
   const x = (index) => (600 * (index + MAX_VALUES - values.length)) / (MAX_VALUES - 1);
   const points = values.map((item, index) => `${x(index)},${118 - (112 * item) / (maximum || 1)}`);

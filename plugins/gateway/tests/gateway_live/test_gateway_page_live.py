@@ -1,55 +1,17 @@
-"""The web page of the gateway, in a browser."""
+"""The views of the gateway's page for requests, comparisons and the load, in a browser."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from .process import Gateway
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium or Chrome; a machine without them skips these tests, and ``.ci/run`` ends."""
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        names = ("chromium", "chromium-browser", "google-chrome")
-        command = next(filter(None, map(shutil.which, names)), playwright.chromium.executable_path)
-        if not Path(command).exists():
-            pytest.skip("the page is tested in Chromium: run .venv/bin/playwright install chromium")
-        chromium = playwright.chromium.launch(executable_path=command, args=flags)
-        yield chromium
-        chromium.close()
+JAPAN = "The capital of Japan is Tokyo."
 
 
 @pytest.fixture
-def page(browser: Any, gateway: Gateway, model: str) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: _note_violation(line.text, errors))
-    page.on("request", lambda request: _refuse_others(request.url, gateway, errors))
-    page.goto(gateway.root)
-    page.wait_for_selector(f"#model option[value={model}]", state="attached")
-    page.locator("#model").select_option(model)
-    yield page
-    page.close()
-    assert not errors
-
-
-def _note_violation(line: str, errors: list[str]) -> None:
-    if "Content Security Policy" in line:
-        errors.append(line)
-
-
-def _refuse_others(url: str, gateway: Gateway, errors: list[str]) -> None:
-    if not url.startswith((gateway.root, "data:")):
-        errors.append(url)
+def page(page: Page) -> Page:
+    page.locator("#tab-ask").click()
+    return page
 
 
 def test_an_answer_comes_token_by_token_with_its_figures(page: Page) -> None:
@@ -68,7 +30,7 @@ def test_a_request_is_shown_as_code(page: Page) -> None:
     assert "/v1/chat/completions" in page.locator("#as-curl").inner_text()
     python = page.locator("#as-python").inner_text()
     assert '"content":"it\'s"' in python
-    type_key = "field => { field.value = 'secret'; field.form.dispatchEvent(new Event('input')) }"
+    type_key = "field => { field.value = 'secret'; field.dispatchEvent(new Event('input')) }"
     page.locator("#key").evaluate(type_key)
     curl = page.locator("#as-curl").inner_text()
     assert "Authorization: Bearer $OPENAI_API_KEY" in curl
@@ -88,9 +50,7 @@ def test_several_requests_run_concurrently(page: Page) -> None:
     # wait_for_function() evaluates text, which the page's content security policy forbids.
     expect(page.locator("#answers li")).to_have_count(6, timeout=30_000)
     expect(page.locator("#answers li.running")).to_have_count(0, timeout=30_000)
-    assert (
-        page.locator("#answers .text").all_inner_texts() == ["The capital of Japan is Tokyo."] * 6
-    )
+    assert page.locator("#answers .text").all_inner_texts() == [JAPAN] * 6
     assert page.locator("#now-tokens").inner_text() == str(6 * 13)
 
 
@@ -120,3 +80,36 @@ def test_the_keyboard_switches_views(page: Page) -> None:
     page.get_by_text("Tokens/s", exact=True).wait_for()
     assert page.locator("#ask").is_hidden()
     assert page.evaluate("document.activeElement.id") == "tab-load"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#chat").is_visible()
+    # The view is in the address, so that it can be linked to, and a reload shows it again.
+    page.keyboard.press("End")
+    page.reload()
+    assert page.locator("#load").is_visible()
+
+
+def test_two_answers_to_one_prompt_stand_side_by_side(page: Page) -> None:
+    page.set_viewport_size({"width": 1100, "height": 800})
+    page.locator("#tab-compare").click()
+    page.locator("#right-temperature").fill("0.5")
+    page.locator("#compare-tokens").fill("12")
+    requests: list[dict[str, object]] = []
+    page.on("request", lambda request: requests.append(request.post_data_json or {}))
+    page.get_by_role("button", name="Send to both").click()
+    expect(page.locator(".columns .running")).to_have_count(0)
+    left, right = page.locator(".columns > li").all()
+    assert JAPAN.startswith(left.locator(".answer").inner_text()[:20])
+    assert [request.get("temperature") for request in requests] == [None, 0.5]
+    assert (
+        left.locator(".who").inner_text() + " · temperature 0.5"
+        == right.locator(".who").inner_text()
+    )
+    boxes = left.bounding_box(), right.bounding_box()
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[0]["y"] == boxes[1]["y"]
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    left.get_by_role("button", name="Go on in the chat").click()
+    assert page.locator("#chat .turn").count() == 2
+    assert page.locator("#chat").is_visible()

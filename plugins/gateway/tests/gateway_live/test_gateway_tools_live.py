@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import operator
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +62,20 @@ CALLS = f"""{CALL}
 </tool_call>"""
 
 
+# Like Qwen3's: the answer begins within the thinking, unless that is turned off.
+THINKER = (
+    HERMES
+    + """{% if add_generation_prompt %}[assistant]
+{%- if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+)
+THOUGHT = "Two and two?\n\nFour."
+
+
 def script(text: str) -> list[Any]:
     return [{"role": "user", "content": f"{START}{text}{END}"}]
 
@@ -97,6 +113,25 @@ def hermes(scripted: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> st
 def plain(scripted: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose chat template has no place for tools."""
     return build_model(scripted, tmp_path_factory.mktemp("plain"), "plain")
+
+
+@pytest.fixture(scope="module")
+def thinker(scripted: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose answers begin within its thinking."""
+    return build_model(scripted, tmp_path_factory.mktemp("thinker"), "thinker", THINKER)
+
+
+@pytest.fixture(scope="module")
+def thinking_demo(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model, whose engine can be constrained, with a template that opens the thinking."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    shutil.copytree(demo_model_path(), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = THINKER
+    tokenizer.save_pretrained(folder)
+    return triton.build("hf", str(folder), name="thinking-demo")
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +348,107 @@ def test_langchain_binds_tools_and_structures_answers(
             {"inner": {"flag": True}},
         ]
         assert message.content == "Let me see."
+
+
+def test_a_chat_tells_the_thinking_from_the_answer(
+    scripted: LiveTriton, front: Gateway, thinker: str
+) -> None:
+    client: Any = front.client().chat.completions
+    request: Any = {"model": thinker, "messages": script(f"{THOUGHT}\n</think>\n\n{CALLS}"),
+                    "tools": TOOLS, "max_tokens": 400}  # fmt: skip
+    whole = client.create(**request)
+    message = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == (THOUGHT, "Let me see.")
+    assert message.reasoning == message.reasoning_content
+    assert [call.function.name for call in message.tool_calls] == ["Weather", "Nested"]
+    chunks = list(client.create(**request, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    reasoning = [delta.reasoning_content for delta in deltas if hasattr(delta, "reasoning_content")]
+    assert "".join(reasoning) == THOUGHT
+    assert len(reasoning) > 3
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+    assert chunks[0].choices[0].delta.role == "assistant"
+    for usage in (whole.usage, chunks[-1].usage):
+        assert 4 <= usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens - 20
+    cut = client.create(**{**request, "max_tokens": 6}).choices[0]
+    assert THOUGHT.startswith(cut.message.reasoning_content)
+    assert (cut.finish_reason, cut.message.content) == ("length", "")
+    # The prompt closes the thinking, so all is answer.
+    off: Any = {"model": thinker, "messages": script("Four.")}
+    for body in ({"reasoning_effort": "none"},
+                 {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}):  # fmt: skip
+        answer = client.create(**off, **body).choices[0].message
+        assert (answer.content, getattr(answer, "reasoning_content", None)) == ("Four.", None)
+    ours = scripted.client.generate(**request)
+    assert (ours.reasoning, ours.text, len(ours.tool_calls)) == (THOUGHT, "Let me see.", 2)
+    pieces = list(scripted.client.stream(thinker, messages=script(f"{THOUGHT}</think>Four.")))
+    assert "".join(piece.reasoning for piece in pieces) == THOUGHT
+    assert "".join(piece.text for piece in pieces) == "Four."
+
+
+def test_thinking_has_blocks_and_items_of_its_own(front: Gateway, thinker: str) -> None:
+    """Anthropic's and OpenAI's newer API, with their clients, and back in the next turn."""
+    said = script(f"{THOUGHT}</think>{CALL}")
+    anthropic = importlib.import_module("anthropic").Anthropic(base_url=front.root, api_key="none")
+    tool = {"name": "Weather", "input_schema": {"type": "object"}}
+    body: Any = {"model": thinker, "max_tokens": 400, "messages": said, "tools": [tool],
+                 "thinking": {"type": "enabled", "budget_tokens": 1024}}  # fmt: skip
+    whole = anthropic.messages.create(**body)
+    with anthropic.messages.stream(**body) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        thought, text, use = message.content
+        assert (thought.thinking, text.text, use.name) == (THOUGHT, "Let me see.", "Weather")
+    assert streamed.content[0] == whole.content[0]
+    back = [*said, {"role": "assistant", "content": [b.model_dump() for b in whole.content]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id,
+             "content": f"{START}</think>Sunny.{END}"}]}]  # fmt: skip
+    assert anthropic.messages.create(**{**body, "messages": back}).content[0].text == "Sunny."
+    off = {**body, "messages": script("Four."), "thinking": {"type": "disabled"}}
+    assert anthropic.messages.create(**off).content[0].text == "Four."
+
+    client: Any = front.client().responses
+    function = {"type": "function", "name": "Weather", "parameters": {}}
+    request: Any = {"model": thinker, "input": said, "max_output_tokens": 400, "tools": [function]}
+    response = client.create(**request)
+    with client.stream(**request) as received:
+        kinds = [event.type for event in received]
+        final = received.get_final_response()
+    for answer in (response, final):
+        assert [item.type for item in answer.output] == ["reasoning", "message", "function_call"]
+        assert answer.output[0].content[0].text == THOUGHT
+        assert answer.output_text == "Let me see."
+    assert kinds.count("response.reasoning_text.delta") > 3
+    assert kinds.count("response.reasoning_text.done") == 1
+    assert response.usage.output_tokens_details.reasoning_tokens > 3
+    talk = [*said, *(item.model_dump() for item in response.output),
+            {"type": "function_call_output", "call_id": response.output[-1].call_id,
+             "output": f"{START}</think>Sunny.{END}"}]  # fmt: skip
+    assert client.create(**{**request, "input": talk}).output_text == "Sunny."
+
+
+def test_thinking_is_refused_where_there_is_none(front: Gateway, hermes: str, thinker: str) -> None:
+    budget = {"extra_body": {"thinking_token_budget": 5}}
+    client: Any = front.client().chat.completions
+    for name, why in ((hermes, "does not think"), (thinker, "cannot be made to end its thinking")):
+        with pytest.raises(openai.BadRequestError, match=why) as caught:
+            client.create(model=name, messages=CHAT, **budget)
+        assert caught.value.param == "thinking_token_budget"
+    body = {"model": hermes, "messages": CHAT, "max_tokens": 5,
+            "thinking": {"type": "enabled", "budget_tokens": 1024}}  # fmt: skip
+    answer = front.post("/v1/messages", body)
+    assert answer.status_code == 400
+    assert "thinking: 'hermes' does not think" in answer.json()["error"]["message"]
+
+
+def test_a_form_begins_after_the_thinking(gateway: Gateway, thinking_demo: str) -> None:
+    client: Any = gateway.client().chat.completions
+    answer = client.parse(
+        model=thinking_demo, messages=CHAT, response_format=Weather, temperature=1, seed=1,
+        max_tokens=200, extra_body={"thinking_token_budget": 7},
+    ).choices[0].message  # fmt: skip
+    assert isinstance(answer.parsed, Weather)
+    assert answer.reasoning_content
 
 
 def test_a_failure_of_the_runtime_reaches_both_clients_as_itself(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from llmserve.errors import IncompatibleError
+import llmserve
+from llmserve.errors import IncompatibleError, OptionError
+from llmserve.plugin import demo_model_path
 from llmserve.runtime import Engine, Generation, PromptLookup, RequestError
+from llmserve.testing import ByteTokenizer
+from llmserve_iterative.generator import StepwiseGenerator
 from tests.support import generation
 from tests.tiny_models import make_model
 
@@ -197,6 +202,32 @@ def test_guesses_do_not_change_the_tokens(family: str, monkeypatch: pytest.Monke
     assert all(same_as_alone(family, request) for request in requests)
     # A padded runner computes several tokens of a sequence alone.
     assert (engine.guessed_tokens > 0) == (family != "falcon")
+
+
+def test_a_draft_model_guesses_and_does_not_change_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve.runtime.engine.guessing.Price.of_guess", lambda *_: 0.2)
+    answers = []
+    many: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 7}]
+    for draft in ("", str(demo_model_path())):
+        built = llmserve.build(
+            "iterative", "demo", output=tmp_path / f"m{not draft}", draft_model=draft
+        )
+        settings = built.manifest.components["generator"]["settings"]
+        engine: Any = StepwiseGenerator(settings, built.folder / "1").stepper(ByteTokenizer())
+        # The sampled ones as well: a guess stays if the sampler chooses it.
+        requests = [generation([40, 50, 60], 24, decode=repr, **params) for params in many]
+        for request in requests:
+            engine.admit(request)
+        finish(engine)
+        answers.append([request.token_ids for request in requests])
+    assert answers[0] == answers[1]
+    assert 0 < engine.accepted_tokens <= engine.guessed_tokens
+    with pytest.raises(OptionError, match="leave one of them out"):
+        llmserve.build(
+            "iterative", "demo", output=tmp_path / "both", draft_model=draft, prompt_lookup=3
+        )
 
 
 def test_a_request_that_fails_does_so_alone() -> None:

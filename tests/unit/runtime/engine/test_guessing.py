@@ -88,6 +88,19 @@ def test_a_draft_model_without_space_guesses_nothing_and_frees_what_it_held() ->
     assert len(draft.guess({second: 3})[second]) == 3
 
 
+def test_a_draft_guesses_nothing_beyond_its_context() -> None:
+    runner = RecallRunner(200)
+    draft = DraftModel(runner, 4, context_length=16)
+    request = generation([1] * 12, 20)
+    # Of four guesses, the draft itself computes three.
+    assert len(draft.guess({request: 4})[request]) == 4
+    request.push(1)
+    assert len(draft.guess({request: 4})[request]) == 4
+    request.push(1)
+    assert draft.guess({request: 1})[request] == []
+    assert max(chunk.stop for chunks in runner.passes for chunk in chunks) == 16
+
+
 def test_the_price_of_a_guess_is_its_share_of_a_pass() -> None:
     price = Price()
     for rows in (4, 8, 12, 16) * 50:

@@ -1,0 +1,133 @@
+"""``llmserve batch``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmserve.errors import RequestRejectedError
+from llmserve_cli.interrupts import while_importing
+
+DEFAULT_URL = "http://127.0.0.1:8080/v1"
+
+
+@click.command()
+@click.argument("source", metavar="INPUT", type=click.Path(exists=True, path_type=Path))
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--openai",
+    metavar="URL",
+    default=DEFAULT_URL,
+    show_default=True,
+    help="Server with OpenAI's API, with the key in OPENAI_API_KEY.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1024),
+    default=32,
+    show_default=True,
+    help="Number of concurrent requests.",
+)
+@click.option("--in-order", is_flag=True, help="Sort the output as the input, when it is complete.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each answer.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    help="Seconds for which a request is tried again while the server is full or not reachable.",
+)
+def batch(
+    source: Path,
+    output: Path,
+    openai: str,
+    concurrency: int,
+    in_order: bool,
+    timeout: float | None,
+    patience: float,
+) -> int:
+    """Answer a file of requests.
+
+    INPUT is in OpenAI's batch format, one request a line; each line of
+    OUTPUT is an answer or an error, as it arrives.
+
+    Run the same command again after an interruption: what OUTPUT has, errors too, is not
+    asked again.
+
+    \b
+    {"custom_id": "1", "method": "POST", "url": "/v1/completions",
+     "body": {"model": "demo", "prompt": "Once upon a time", "max_tokens": 32}}
+
+    \b
+    llmserve batch requests.jsonl answers.jsonl
+    llmserve batch requests.jsonl answers.jsonl --openai https://example.com/v1 --in-order
+    """
+    with while_importing():
+        from llmserve_cli.batch_files import Requests, open_answers
+        from llmserve_cli.batch_requests import Server, answers
+
+    server = Server(openai, timeout, patience)
+    with closing(Requests(source)) as requests, ExitStack() as stack:
+        # A wrong key or address leaves no file.
+        if is_new := not os.access(output, os.F_OK):
+            server.check()
+        written = stack.enter_context(open_answers(output, requests))
+        waiting = [request for request in requests.all if request.custom_id not in written]
+        total, before = len(requests.all), len(written)
+        if waiting and not is_new:
+            server.check()
+        server.is_proven = before > written.failed
+        try:
+            arriving = answers(server, requests, waiting, concurrency)
+            with closing(arriving), closing(_with_progress(arriving, total, before)) as lines:
+                for line in lines:
+                    written.append(line)
+        finally:
+            if (done := len(written)) < total:
+                hint = "run the same command again to continue"
+                click.echo(f"[{done} of {total} requests are answered: {hint}]", err=True)
+        if in_order:
+            written.sort(requests)
+        answered = total - written.failed
+    click.echo(f"[{answered} of {total} requests are answered, in {output}]", err=True)
+    if answered < total:
+        problem = f"{total - answered} of {total} requests failed"
+        raise RequestRejectedError(problem, hint=f"see their errors in {output}")
+    return 0
+
+
+def _with_progress(
+    lines: Iterable[dict[str, Any]], total: int, before: int
+) -> Generator[dict[str, Any], None, None]:
+    """Show the progress on a terminal: how many, how fast, and how long the others take."""
+    if not sys.stderr.isatty():
+        yield from lines
+        return
+    with while_importing():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        Remaining(),
+        TextColumn("{task.fields[failed]}"),
+    )
+    failed = 0
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total, completed=before, rate="", failed="")
+        for line in lines:
+            failed += line["error"] is not None
+            yield line
+            speed = progress.tasks[0].speed
+            rate = f"{speed:.1f}/s" if speed else ""
+            text = f"{failed} failed" if failed else ""
+            progress.update(task, advance=1, rate=rate, failed=text)

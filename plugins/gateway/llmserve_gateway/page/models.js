@@ -1,0 +1,60 @@
+// The models of the server, in every list of the page.
+import { listModels } from "./api.js";
+import { at } from "./dom.js";
+import { setState } from "./notice.js";
+
+const REFRESH_MS = 5000;
+let models = [];
+let asked = 0;
+
+export const key = () => at("key").value;
+
+// A server may have models for other things than text, and says so.
+function generates(model) {
+  return (model.purpose ?? "generate") === "generate";
+}
+
+export function contextOf(id) {
+  return models.find((model) => model.id === id)?.max_model_len ?? null;
+}
+
+// Fills the lists from the server; each keeps its choice.
+export async function refreshModels() {
+  asked = performance.now();
+  try {
+    models = (await listModels(key())).filter(generates);
+    for (const list of document.querySelectorAll("select[data-models]")) fill(list);
+    const count = models.length;
+    setState(count ? `${count} model${count > 1 ? "s" : ""} ready` : "No model is ready", count ? "ready" : "bad");
+    at("key-field").hidden ||= !key();
+  } catch (error) {
+    if (error.status === 401) at("key-field").hidden = false;
+    setState(error.message, "bad");
+  }
+  document.dispatchEvent(new Event("models"));
+}
+
+function fill(list) {
+  const chosen = list.dataset.wants || list.value;
+  list.replaceChildren(...models.map(({ id, max_model_len: context }) =>
+    new Option(context ? `${id} · ${context} tokens` : id, id, false, id === chosen)));
+  if (!chosen && list.dataset.models === "second" && models.length > 1) list.selectedIndex = 1;
+}
+
+// Chooses a model in a list, as soon as the server has it.
+export function choose(list, id) {
+  list.dataset.wants = id ?? "";
+  if ([...list.options].some((option) => option.value === id)) list.value = id;
+}
+
+// Models come and go while the page is open.
+export function keepModels() {
+  at("key").addEventListener("change", refreshModels);
+  for (const list of document.querySelectorAll("select[data-models]")) {
+    list.addEventListener("change", () => { list.dataset.wants = list.value; });
+  }
+  window.addEventListener("focus", () => {
+    if (performance.now() - asked > REFRESH_MS) refreshModels();
+  });
+  return refreshModels();
+}

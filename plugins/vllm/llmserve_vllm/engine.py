@@ -1,0 +1,153 @@
+"""vLLM's engine as a stepper: requests in, tokens out, and a new engine after a failed step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.runtime import Generation, Progress, RequestError, Tokenizer
+from llmserve_vllm import library
+from llmserve_vllm.load import Model
+from llmserve_vllm.translate import (
+    check_constraint,
+    is_repeatable,
+    logprobs_of,
+    sampling_params,
+)
+
+# After a step in which no sequence could run: what a form allows is still being compiled.
+_PAUSE = 0.001
+_NATURAL_ENDS = ("stop", "length", "repetition")
+
+
+@dataclass
+class _Running:
+    generation: Generation
+    known: int
+    """How many of the next tokens it has already, from before it came back."""
+
+
+class VllmStepper:
+    """Decodes generations with vLLM, which schedules them and chooses their tokens."""
+
+    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._names = itertools.count()
+        self._running: dict[str, _Running] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def live(self) -> int:
+        return len(self._running) - self.waiting
+
+    @property
+    def waiting(self) -> int:
+        return min(self._model.usage.waiting, len(self._running))
+
+    @property
+    def cache_used(self) -> int:
+        return round(self._model.usage.cache_share * self.cache_tokens) if self._running else 0
+
+    @property
+    def cache_tokens(self) -> int:
+        return self._model.cache_tokens
+
+    @property
+    def guessed_tokens(self) -> int:
+        return self._model.usage.guessed
+
+    @property
+    def accepted_tokens(self) -> int:
+        return self._model.usage.accepted
+
+    def admit(self, generation: Generation) -> None:
+        """Pass a generation to vLLM; one that was dropped continues after its last token."""
+        check_constraint(generation)
+        # One with a seed or a form begins again, with the same tokens. Any other goes on from
+        # those that it has, as if they were the prompt's.
+        known = len(generation.token_ids) if is_repeatable(generation.params) else 0
+        answered = len(generation.token_ids) - known
+        params = sampling_params(
+            generation, self._tokenizer, vocabulary=self._model.vocabulary, answered=answered
+        )
+        prompt = generation.prompt_ids + generation.token_ids[:answered]
+        name = str(next(self._names))
+        try:
+            self._model.engine.add_request(name, library.tokens_input(prompt), params)
+        except ValueError as error:
+            raise RequestError(f"vLLM refuses the request: {_first_line(error)}") from None
+        # From here on, vLLM enforces it.
+        generation.constraint = None
+        self._running[name] = _Running(generation, known)
+
+    def step(self) -> Progress:
+        """Run a step of vLLM's engine, and push what it has chosen.
+
+        If the step fails, the engine is discarded with all that it held; the next request gets a
+        new one.
+        """
+        try:
+            outputs = self._model.engine.step()
+        except Exception:
+            self._running.clear()
+            self._model.discard()
+            raise
+        progress = Progress()
+        for output in outputs:
+            # One that was dropped may still get a last token.
+            if running := self._running.get(output.request_id):
+                if output.finished:
+                    del self._running[output.request_id]
+                try:
+                    _push(running, output)
+                except Exception as error:
+                    progress.failed.append((running.generation, error))
+                    self.drop(running.generation)
+                if running.generation.done:
+                    self.drop(running.generation)
+        if not outputs:
+            time.sleep(_PAUSE)
+        return progress
+
+    def drop(self, generation: Generation) -> None:
+        """Abort a generation in vLLM, if it runs there."""
+        names = [n for n, running in self._running.items() if running.generation is generation]
+        for name in names:
+            del self._running[name]
+            self._model.engine.abort_request([name])
+
+
+def _push(running: _Running, output: Any) -> None:
+    """Give a generation what vLLM has chosen for it, and end it if vLLM did."""
+    generation, (answer,) = running.generation, output.outputs
+    params = generation.params
+    if generation.cached_tokens is None:
+        generation.cached_tokens = output.num_cached_tokens
+    for position in output.prompt_logprobs or ():
+        if position and generation.wants_prompt_logits:
+            token = generation.prompt_ids[len(generation.prompt_logprobs)]
+            found = logprobs_of(position, token, params.prompt_logprobs or 0)
+            generation.push_prompt(logprob=found)
+    logprobs = answer.logprobs or [None] * len(answer.token_ids)
+    for token, position in zip(answer.token_ids, logprobs, strict=True):
+        if running.known:
+            running.known -= 1
+        elif position is None:
+            generation.push(token)
+        else:
+            count = params.logprobs_count or 0
+            generation.push(token, logprob=logprobs_of(position, token, count))
+    if output.finished and not generation.done:
+        if answer.finish_reason not in _NATURAL_ENDS:
+            raise RuntimeError(f"vLLM ended the request: {answer.finish_reason}")
+        generation.end()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

@@ -1,0 +1,1 @@
+"""The generator in process, on a scripted vLLM and, where it is installed, on vLLM itself."""

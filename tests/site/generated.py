@@ -1,0 +1,258 @@
+"""The pages of the site that are made from the commands, the registry and the other sources."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmserve import errors
+from llmserve.builder.plan import known_options
+from llmserve.contract import tensors
+from llmserve.contract.tensors import Tensor
+from llmserve.plugins.api import MODULES
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Recipe
+from llmserve.runtime import metrics as model_metrics
+from llmserve_cli.group import cli
+from llmserve_cli.interrupts import EXIT_CODE
+from llmserve_cli.main import BROKEN_PIPE
+from llmserve_gateway.document import make_document
+from llmserve_gateway.metrics import Metrics
+
+API_FILE = Path(errors.__file__).parent / "api.txt"
+Row = tuple[str, ...]
+
+
+def table(titles: Row, rows: Iterable[Row]) -> str:
+    lines = [titles, ("---",) * len(titles), *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    yield from _commands("llmserve", cli, None)
+
+
+def _commands(
+    path: str, group: click.Group, parent: click.Context | None
+) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group, info_name=path, parent=parent)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        yield f"{path} {name}", command
+        if isinstance(command, click.Group):
+            yield from _commands(f"{path} {name}", command, None)
+
+
+def commands_page() -> str:
+    pages = [f"## {path}\n\n{_command(path, command)}" for path, command in all_commands()]
+    return "# Commands\n\nThe same as `llmserve COMMAND --help`.\n\n" + "\n".join(pages)
+
+
+def _command(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path)
+    usage = f"    {path} {' '.join(command.collect_usage_pieces(context))}\n\n"
+    records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
+    rows = [(f"`{names}`", text) for names, text in filter(None, records)]
+    text = f"{_prose(command.help or command.short_help or '')}\n\n"
+    return usage + text + (table(("option", "use"), _plain(rows)) if rows else "")
+
+
+def _prose(text: str) -> str:
+    """Paragraphs of a command's help; those that click keeps as they are, as code."""
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"(?m)^[ ]*\f.*", "", text).strip())
+    return "\n\n".join(
+        "\n".join(f"    {line.strip()}" for line in part.strip().removeprefix("\b\n").splitlines())
+        if part.strip().startswith("\b")
+        else _escaped(" ".join(part.split()))
+        for part in paragraphs
+    )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([<>\[\]*_])", r"\\\1", text)
+
+
+def _plain(rows: list[tuple[str, str]]) -> list[Row]:
+    return [(name, _escaped(text)) for name, text in rows]
+
+
+def plugin_options_page() -> str:
+    registry = Registry.load()
+    recipes = registry.all(Recipe)
+    text = "# Options of plugins\n\nGiven to `llmserve build --plugin NAME` as `--set KEY=VALUE`.\n"
+    return text + "".join(_recipe(recipe, registry) for recipe in recipes)
+
+
+def _recipe(recipe: Recipe, registry: Registry) -> str:
+    rows = [
+        (f"`{option.name}`", f"`{_default(option.default)}`", _escaped(option.help))
+        for option in known_options(recipe, registry)
+    ]
+    parts = ", ".join(
+        f"{role} `{getattr(recipe, role)}`"
+        for role in ("tokenizer", "generator", "batching", "formatter")
+    )
+    head = f"\n## {recipe.name}\n\n{_escaped(recipe.summary)}. It combines {parts}.\n\n"
+    return head + table(("option", "default", "use"), rows)
+
+
+def _default(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def all_tensors() -> Mapping[str, Tensor]:
+    """Those that stand in the contract under a name of their own, or in a tuple."""
+    found = [
+        value if isinstance(value, tuple) else (value,)
+        for value in vars(tensors).values()
+        if isinstance(value, (Tensor, tuple))
+    ]
+    return {item.name: item for item in chain(*found) if isinstance(item, Tensor)}
+
+
+def tensors_page() -> str:
+    rows = [
+        (f"`{t.name}`", f"`{t.data_type}`", f"`{list(t.dims)}`", "no" if t.optional else "yes")
+        for t in all_tensors().values()
+    ]
+    return (
+        "# Tensors\n\nInputs are `text_input` or `messages`, the rest are outputs. "
+        "[The options of a request](options.md) are optional inputs of their names.\n\n"
+        + table(("tensor", "type", "dims, without the batch", "always there"), rows)
+    )
+
+
+def http_page() -> str:
+    document = make_document(["demo"])
+    sections = [
+        f"## {method.upper()} {path}\n\n{operation.get('summary', '')}\n\n{_fields(operation)}"
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return (
+        "# HTTP API\n\nWhat the [gateway](../plugins/gateway.md) answers. It serves this document "
+        "itself, for the models that it has, at `/openapi.json`.\n\n" + "\n".join(sections)
+    )
+
+
+def _fields(operation: Mapping[str, Any]) -> str:
+    content = operation.get("requestBody", {}).get("content", {})
+    schema: Mapping[str, Any] = next((body.get("schema", {}) for body in content.values()), {})
+    needed = schema.get("required", ())
+    rows = [
+        (f"`{name}`", f"`{_type(field)}`", "yes" if name in needed else "")
+        for name, field in schema.get("properties", {}).items()
+    ]
+    return table(("field", "type", "needed"), rows) if rows else ""
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if "enum" in field:
+        return " or ".join(map(str, field["enum"]))
+    if "const" in field:
+        return str(field["const"])
+    if choices := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(map(_type, choices)))
+    kind = field.get("type", "any")
+    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    limits = [f"{word} {field[key]}" for key, word in _LIMITS.items() if key in field]
+    return " ".join([words, *limits])
+
+
+_LIMITS = {"exclusiveMinimum": "above", "minimum": "from", "maximum": "to"}
+
+
+def gateway_metrics() -> list[Row]:
+    families = Metrics().registry.collect()
+    return [(f"`{f.name}`", f.type, f.documentation) for f in families]
+
+
+def triton_metrics() -> list[Row]:
+    gauges = [(f"`{name}`", "gauge", text) for name, (_, text) in model_metrics._GAUGES.items()]
+    counters = {
+        **model_metrics._COUNTERS,
+        **{n: t for n, (_, t) in model_metrics._OF_ENGINE.items()},
+    }
+    return [*gauges, *((f"`{name}`", "counter", text) for name, text in counters.items())]
+
+
+def metrics_page() -> str:
+    titles = ("metric", "kind", "what it counts")
+    return (
+        "# Metrics\n\n## Of the gateway\n\n"
+        "At `/metrics`, with the ending `_total` for counters.\n\n"
+        + table(titles, gateway_metrics())
+        + "## Of a model that runs step by step\n\nIn Triton's `/metrics`, beside its own.\n\n"
+        + table(titles, triton_metrics())
+    )
+
+
+def exit_codes_page() -> str:
+    types = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.LLMServeError)
+    ]
+    rows: dict[int, list[str]] = {0: ["success"]}
+    for kind in types:
+        rows.setdefault(kind.exit_code, []).append(f"`{kind.__name__}`")
+    rows.setdefault(EXIT_CODE, []).append("interrupted")
+    rows.setdefault(BROKEN_PIPE, []).append("the reader of the output has closed the pipe")
+    return (
+        "# Exit codes\n\nAnswers go to standard output, everything else to standard error.\n\n"
+        + table(
+            ("code", "after"),
+            [(str(code), ", ".join(names)) for code, names in sorted(rows.items())],
+        )
+    )
+
+
+def python_page() -> str:
+    """Every public name of ``llmserve/api.txt``, with the first sentences of its docstring."""
+    modules: dict[str, list[str]] = {}
+    for line in API_FILE.read_text(encoding="utf-8").splitlines()[1:]:
+        module = max((m for m in MODULES if line.startswith(f"{m}.")), key=len)
+        modules.setdefault(module, []).append(line)
+    sections = [
+        f"## {module}\n\n" + "\n".join(_public(module, line) for line in lines)
+        for module, lines in modules.items()
+    ]
+    return "# Python\n\nWhat programs and plugins may use; the rest may change.\n\n" + "\n".join(
+        sections
+    )
+
+
+def _public(module: str, line: str) -> str:
+    name = re.split(r"[^\w.]", line)[0]
+    found: Any = import_module(module)
+    for part in name.removeprefix(f"{module}.").split("."):
+        found = getattr(found, part, None)
+    of_type = found is None or isinstance(found, (str, int, float, tuple, Mapping))
+    text = "" if of_type else (inspect.getdoc(found) or "").split("\n\n")[0]
+    # A dataclass without words of its own has its signature there.
+    text = "" if text.startswith(name.rsplit(".", 1)[-1] + "(") else _escaped(text)
+    return f"    {line}\n\n{text}\n"
+
+
+PAGES = {
+    "reference/commands.md": commands_page,
+    "reference/plugin-options.md": plugin_options_page,
+    "reference/tensors.md": tensors_page,
+    "reference/http.md": http_page,
+    "reference/metrics.md": metrics_page,
+    "reference/exit-codes.md": exit_codes_page,
+    "reference/python.md": python_page,
+}

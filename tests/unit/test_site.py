@@ -1,0 +1,140 @@
+"""The site has a page for each command, option, tensor, metric and hook."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from llmserve.builder.plan import known_options
+from llmserve.contract.options import OPTIONS
+from llmserve.plugins import hookspecs
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Recipe
+from tests.site.generated import all_commands
+from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_links
+
+CODE = [
+    path
+    for folder in ("llmserve", "plugins/gateway/llmserve_gateway")
+    for path in (ROOT / folder).rglob("*.py")
+]
+
+
+def test_each_command_and_its_options_have_a_page() -> None:
+    page = all_pages()["reference/commands.md"]
+    names = [path for path, _ in all_commands()]
+    assert {"llmserve serve", "llmserve plugin new", "llmserve deploy kubernetes"} <= {*names}
+    for path, command in all_commands():
+        section = page.split(f"\n## {path}\n")[1].split("\n## ")[0]
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
+                assert all(name in section for name in parameter.opts), (path, parameter.opts)
+
+
+def test_each_option_of_a_recipe_has_a_page() -> None:
+    page, registry = all_pages()["reference/plugin-options.md"], Registry.load()
+    for recipe in registry.all(Recipe):
+        section = page.split(f"\n## {recipe.name}\n")[1].split("\n## ")[0]
+        assert all(f"| `{o.name}` |" in section for o in known_options(recipe, registry))
+
+
+def test_each_tensor_has_a_page() -> None:
+    contract = (ROOT / "llmserve" / "contract" / "tensors.py").read_text(encoding="utf-8")
+    names = re.findall(r'Tensor\("(\w+)"', contract)
+    assert len(names) > 8
+    assert all(f"`{name}`" in all_pages()["reference/tensors.md"] for name in names)
+    options = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in options for name in OPTIONS)
+
+
+def test_each_metric_has_a_page() -> None:
+    sources = [path for path in CODE if path.name == "metrics.py"]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    # The gateway writes the seconds of its histograms after names of their own.
+    names = {*re.findall(r'"((?:vllm:|llmserve_)\w+)"', text)}
+    names |= {f"vllm:{name}_seconds" for name in re.findall(r'= seconds\(\s*"(\w+)"', text)}
+    assert len(names) > 20
+    assert [n for n in sorted(names) if f"`{n}`" not in all_pages()["reference/metrics.md"]] == []
+
+
+def test_each_hook_has_a_page() -> None:
+    hooks = [name for name in vars(hookspecs) if name.startswith("llmserve_")]
+    assert len(hooks) > 8
+    assert all(f"write/{hook}.md" in guide() for hook in hooks)
+
+
+def test_the_guide_is_cut_without_loss() -> None:
+    whole = GUIDE.read_text(encoding="utf-8")
+    blocks = re.findall(r"(?ms)^```.*?^```$", whole)
+    cut = "".join(text for _, text in guide().values())
+    assert re.findall(r"(?ms)^```.*?^```$", cut) == blocks
+    assert all(re.match(r"# \S", text) for _, text in guide().values())
+
+
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def links(text: str) -> Iterator[str]:
+    text = re.sub(r"(?ms)^```.*?^```$", "", text)
+    return (target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target)
+
+
+def own_pages() -> dict[str, str]:
+    """Those that lie in docs, as the site shows them."""
+    found = sorted(DOCS.rglob("*.md"))
+    paths = {path.relative_to(DOCS).as_posix(): path for path in found}
+    return {
+        uri: with_links(path.read_text(encoding="utf-8"), path, uri) for uri, path in paths.items()
+    }
+
+
+def test_links_lead_to_pages() -> None:
+    pages: dict[str, Any] = {**own_pages(), **all_pages()}
+    for uri, text in pages.items():
+        for target in links(text):
+            name, _, anchor = target.partition("#")
+            path = (DOCS / uri).parent / name if name else DOCS / uri
+            relative = path.resolve().relative_to(DOCS).as_posix()
+            if relative not in pages:
+                assert path.is_file() or relative.endswith(".png"), (uri, target)
+            elif anchor:
+                anchors = map(slug, re.findall(r"(?m)^#+ (.+)$", pages[relative]))
+                assert anchor in anchors, (uri, target)
+
+
+def test_links_of_our_pages_also_work_in_the_repository() -> None:
+    """``docs`` is read there as well, where generated pages are not."""
+    for path in DOCS.rglob("*.md"):
+        for target in links(path.read_text(encoding="utf-8")):
+            name = target.partition("#")[0]
+            generated = (path.parent / name).resolve().relative_to(ROOT).as_posix()
+            there = generated.removeprefix("docs/") in all_pages()
+            assert there or (path.parent / name).exists(), (path, target)
+
+
+@pytest.mark.parametrize("uri", sorted(own_pages()))
+def test_every_page_is_in_the_navigation(uri: str) -> None:
+    assert re.search(rf"[ ]{re.escape(uri)}$", NAVIGATION, re.MULTILINE)
+
+
+def printed_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each line of our pages that calls llmserve, in blocks of commands."""
+    for uri in ("index.md", *(p.relative_to(DOCS).as_posix() for p in DOCS.glob("[sg]*/*.md"))):
+        for line in (DOCS / uri).read_text(encoding="utf-8").splitlines():
+            if line.startswith("    llmserve "):
+                yield uri, shlex.split(line)
+
+
+def test_commands_of_our_pages_are_commands_with_such_options() -> None:
+    commands = {tuple(path.split()): command for path, command in all_commands()}
+    found = list(printed_commands())
+    assert len(found) > 12
+    for uri, words in found:
+        command = commands.get(tuple(words[:3])) or commands.get(tuple(words[:2]))
+        assert command is not None, (uri, words)
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, (uri, words)
