@@ -118,13 +118,16 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, change: str, words: st
 def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     encoder = save_encoder(tmp_path / "encoder")
     three = save_classifier(tmp_path / "three", num_labels=3)
-    for recipe, model, words in (
-        ("rerank", encoder, "not a classifier of texts: it is BertModel"),
-        ("embed", three, "not a model that makes embeddings"),
-        ("rerank", three, "tells 3 labels apart"),
+    for recipe, model, words, hint in (
+        ("hf", encoder, "not a causal language model: it is BertModel", "--plugin embed"),
+        ("hf", three, "not a causal language model", "--plugin classify or rerank"),
+        ("rerank", encoder, "not a model that labels texts: it is BertModel", "--plugin embed"),
+        ("embed", three, "not a model that makes embeddings", "--plugin classify or rerank"),
+        ("rerank", three, "tells 3 labels apart", "--formatter labels"),
     ):
-        with pytest.raises(LLMServeError, match=words):
+        with pytest.raises(LLMServeError, match=words) as error:
             build(recipe, model, tmp_path)
+        assert error.value.hint == f"build it with {hint}"
 
 
 def test_components_for_other_answers_are_refused(tmp_path: Path) -> None:

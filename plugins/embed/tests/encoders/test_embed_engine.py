@@ -44,7 +44,8 @@ def values(engine: Any, tokenizer: TransformersTokenizer, texts: Sequence[Any]) 
             )
         )
     engine.generate(generations, tokenizer)
-    return np.stack([generation.value for generation in generations])
+    found: list[Any] = [generation.value for generation in generations]
+    return np.stack(found)
 
 
 def pooled(folder: Path, text: str, pooling: str) -> Any:
