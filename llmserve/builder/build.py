@@ -87,6 +87,7 @@ def build_spec(
     for notice in plan.notices:
         report(notice)
     packages = needed_packages(plan)
+    inputs, outputs = plan.inputs, [tensor for tensor, _ in plan.outputs]
     check_output(spec.output, [name], force=spec.force)
     # Publishing checks this again under its lock; check it here too, before large files are copied.
     dockerfile.updated(Repository.open(spec.output), {name: None}, newest=name)
@@ -106,8 +107,11 @@ def build_spec(
             source_kind=plan.generator.source,
             scratch=stage / SCRATCH,
         )
+        if not plan.generator.assemble:
+            modelconfig.add_inputs(context.config, inputs)
+            modelconfig.add_outputs(context.config, outputs)
         try:
-            drafts = _prepare(plan, context, packages)
+            drafts = _prepare(plan, context, inputs, packages)
         except ModelKindError as error:
             raise _with_recipes(error, registry) from None
         write(drafts, wheels_in(stage / WHEELS))
@@ -159,10 +163,12 @@ def _vendor(
     make_wheels(chosen, folder, report=report)
 
 
-def _prepare(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> list[Draft]:
+def _prepare(
+    plan: Plan, context: BuildContext, inputs: Sequence[Tensor], packages: Mapping[str, str]
+) -> list[Draft]:
     """Prepare the model, after the models that it consists of, if it is an ensemble."""
     if assemble := plan.generator.assemble:
-        return _prepare_ensemble(plan, context, packages, assemble)
+        return _prepare_ensemble(plan, context, inputs, packages, assemble)
     return [_prepare_fused(plan, context, packages)]
 
 
@@ -180,8 +186,6 @@ def _with_recipes(error: ModelKindError, registry: Registry) -> ModelKindError:
 
 def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Draft:
     """Prepare a model that runs all components itself."""
-    modelconfig.add_inputs(context.config, plan.inputs)
-    modelconfig.add_outputs(context.config, [tensor for tensor, _ in plan.outputs])
     context.config.backend = "python"
     context.write_entry()
     components = {role: plan.prepare(role, context) for role in PARTS}
@@ -191,11 +195,11 @@ def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str
 def _prepare_ensemble(
     plan: Plan,
     context: BuildContext,
+    inputs: Sequence[Tensor],
     packages: Mapping[str, str],
     assemble: Assemble,
 ) -> list[Draft]:
     """Prepare the models that the generator assembles; the ensemble, which names them, is last."""
-    inputs = plan.inputs
     assembly = Assembly(
         context,
         inputs=inputs,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmserve
-from llmserve.errors import IncompatibleError, LLMServeError
+from llmserve.errors import IncompatibleError, LLMServeError, OptionError
+from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
 
 from .tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 
 def build(recipe: str, model: Path, folder: Path, **options: Any) -> Any:
+    """Build with transformers, which converts nothing."""
     name = options.pop("name", "m")
+    if recipe != "hf":
+        options.setdefault("generator", "encoder" if recipe == "embed" else "classifier")
     return llmserve.build(recipe, str(model), name=name, output=folder / "repository", **options)
 
 
@@ -175,3 +180,13 @@ def test_labels_have_the_models_names(tmp_path: Path) -> None:
     assert formatter == {"labels": ["no", "perhaps", "yes"], "several": False}
     several = settings(build("classify", model, tmp_path, name="n", labels="several"), "formatter")
     assert several["several"]
+
+
+def test_openvino_is_taken_where_it_is_and_computes_on_the_cpu(tmp_path: Path) -> None:
+    openvino = find_spec("openvino") and not Path("/dev/nvidiactl").exists()
+    recipe = Registry.load().recipe("embed")
+    assert recipe.generator == ("encoder-openvino" if openvino else "encoder")
+    model = save_encoder(tmp_path / "model")
+    with pytest.raises(OptionError) as error:
+        build("embed", model, tmp_path, generator="encoder-openvino", device="cuda")
+    assert error.value.hint == "choose transformers with --generator encoder"
