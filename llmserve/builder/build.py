@@ -22,6 +22,7 @@ from llmserve.builder.plan import (
     needed_packages,
 )
 from llmserve.contract.shared_stream import NUMBER
+from llmserve.contract.tasks import GENERATE, TOKENS
 from llmserve.errors import PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, remedy
@@ -110,8 +111,7 @@ def build_spec(
             drafts = _prepare_ensemble(plan, context, inputs, packages, assemble)
         else:
             modelconfig.add_inputs(context.config, inputs)
-            outputs = (*plan.formatter.outputs, *plan.generator.outputs)
-            modelconfig.add_outputs(context.config, outputs)
+            modelconfig.add_outputs(context.config, [tensor for tensor, _ in plan.outputs])
             drafts = [_prepare_fused(plan, context, packages)]
         write(drafts, wheels_in(stage / WHEELS))
         # Trying the imports takes seconds, so a build does it only where packages conflict.
@@ -279,19 +279,23 @@ def _shared_streams(plan: Plan, context: BuildContext) -> dict[str, int]:
 
 def contract_of(plan: Plan) -> dict[str, Any]:
     """Return what the runtime must know about requests besides the configured tensors."""
-    return {
+    described: dict[str, Any] = {
         "inputs": sorted(tensor.name for tensor in plan.inputs),
-        "defaults": {option.name: plan.options[option.name] for option in REQUEST_OPTIONS},
+        "defaults": {o.name: plan.options.get(o.name, o.default) for o in REQUEST_OPTIONS},
         "extras": sorted(plan.extras),
-        # The formatter always fills in its own outputs, and the generator's if their data is there.
         "outputs": [
             {
                 "name": tensor.name,
                 "data_type": tensor.data_type,
                 "dims": tensor.dims,
                 "optional": optional,
+                **({"vector": True} if tensor.vector else {}),
             }
-            for component, optional in ((plan.formatter, False), (plan.generator, True))
-            for tensor in component.outputs
+            for tensor, optional in plan.outputs
         ],
     }
+    if plan.formatter.task != GENERATE:
+        described["task"] = plan.formatter.task
+    if plan.generator.answers != TOKENS:
+        described["answers"] = plan.generator.answers
+    return described

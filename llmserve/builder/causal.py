@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.source import ModelSource
@@ -58,17 +59,19 @@ def place_instances(config: ModelConfig, device: str, count: int) -> None:
         )
 
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-
-
 def place_causal_model(context: BuildContext) -> dict[str, Any]:
     """Check the model, place its weights and configure where it runs.
 
     Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator must have
     ``PLACEMENT_OPTIONS``.
     """
+    check_causal(context.source, trust_remote_code=bool(context.options["trust_remote_code"]))
+    return place_model(context)
+
+
+def place_model(context: BuildContext) -> dict[str, Any]:
+    """Place the weights of a model of any kind, and configure where it runs."""
     options = context.options
-    check_causal(context.source, trust_remote_code=bool(options["trust_remote_code"]))
     place_instances(context.config, str(options["device"]), int(options["instances"]))
     pickle = bool(options["pickle"])
     return {
@@ -79,20 +82,51 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of model: how its architectures are called, and what of transformers loads it."""
+
+    words: str
+    suffixes: tuple[str, ...]
+    loader: str
+    mapping: str
+    """The mapping in transformers with the types of models that the loader knows."""
+
+
+CAUSAL = ModelKind(
+    "a causal language model", ("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+)  # fmt: skip
+ENCODER = ModelKind(
+    "a model that makes embeddings", ("Model", "ForMaskedLM", "ForCausalLM"), "AutoModel",
+    "MODEL_MAPPING_NAMES",
+)  # fmt: skip
+CLASSIFIER = ModelKind(
+    "a classifier of texts", ("ForSequenceClassification",), "AutoModelForSequenceClassification",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+)  # fmt: skip
+
+
 def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
     """Refuse damaged models, models of other kinds, and code that the user has not allowed."""
+    check_kind(source, CAUSAL, trust_remote_code=trust_remote_code)
+
+
+def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool) -> None:
+    """The same for any kind; a model that names its architectures is of the kind that they say."""
     # Without this, a plugin that loads the model to convert it would report a library's error.
     check_intact(weight_files(source, pickle=False))
     config = source.config()
     names = config.get("architectures") or []
-    has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
-    if not has_code and any(name.endswith(_CAUSAL) for name in names):
+    has_code = kind.loader in (config.get("auto_map") or {})
+    if not has_code and any(name.endswith(kind.suffixes) for name in names):
         return
-    # Importing transformers takes a second, so it is done only if the name is not sufficient.
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if kind is CAUSAL or not names:
+        # Importing transformers takes a second, so it is done only if the name is not sufficient.
+        from transformers.models.auto import modeling_auto
 
-    if config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return
+        if config.get("model_type") in getattr(modeling_auto, kind.mapping):
+            return
     if has_code and trust_remote_code:
         return
     if has_code:
@@ -100,5 +134,5 @@ def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
             f"{source.asked} ships with its own Python code",
             hint="read it, then allow it with --set trust_remote_code=true",
         )
-    kind = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
-    raise ModelSourceError(f"{source.asked} is not a causal language model: it is {kind}")
+    found = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
+    raise ModelSourceError(f"{source.asked} is not {kind.words}: it is {found}")
