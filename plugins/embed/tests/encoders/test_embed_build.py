@@ -10,8 +10,7 @@ import pytest
 import llmserve
 from llmserve.errors import IncompatibleError, LLMServeError
 from llmserve.testing import check_repository, read_config
-
-from .tiny_encoders import CONTEXT, save_classifier, save_encoder, write
+from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 
 def build(recipe: str, model: Path, folder: Path, **options: Any) -> Any:

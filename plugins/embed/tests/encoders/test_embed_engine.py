@@ -15,8 +15,7 @@ import llmserve
 from llmserve.builder.build import BuildResult
 from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve_embed.engine import TorchClassifier, TorchEncoder
-
-from .tiny_encoders import CONTEXT, save_classifier, save_encoder
+from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder
 
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 
