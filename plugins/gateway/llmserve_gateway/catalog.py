@@ -25,6 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     ServerError,
 )
+from llmserve.runtime.contract import GENERATE
 from llmserve.server import ask, health
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.replicas import Replicas, is_replica_failure
@@ -161,15 +162,17 @@ class Catalog:
         unsupported = ApiError(400, f"{name!r} does not report how it tokenizes", param="model")
         if not info.made_by_llmserve:
             raise unsupported
+        if info.task == GENERATE:
+            # One of an older llmserve answers the prompt instead.
+            options["max_tokens"] = 1
         answer = await self._client().generate(
-            name, prompt, prompt_only=True, max_tokens=1, timeout=_INSPECT_SECONDS, **options
+            name, prompt, prompt_only=True, timeout=_INSPECT_SECONDS, **options
         )
         try:
             report = json.loads(answer.text)
             required = {key: report[key] for key in ("ids", "text", "context_length")}
             return {**required, **{key: report.get(key) for key in _OPTIONAL}}
         except (ValueError, KeyError, TypeError):
-            # A model from an older llmserve has answered the prompt instead.
             raise unsupported from None
 
     async def context_length(self, name: str) -> int | None:

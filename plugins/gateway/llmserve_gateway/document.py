@@ -11,6 +11,8 @@ from llmserve_gateway import anthropic, responses
 from llmserve_gateway.fields import MAX_ANSWERS, ROLES, SchemaProbe
 from llmserve_gateway.openai_requests import read_chat, read_completion
 from llmserve_gateway.value_requests import (
+    SCORE_NAMES,
+    TEXT_OR_TEXTS,
     read_classify,
     read_cohere_rerank,
     read_embeddings,
@@ -135,6 +137,13 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
     for path, (summary, read, example) in _EXAMPLES.items():
         schemas = {**_SCHEMAS, **_OWN_SCHEMAS.get(path, {})}
         body = _body(read, {"model": "m", **example}, model, schemas)
+        if read is read_score:
+            body |= {
+                "required": ["model"],
+                "anyOf": [{"required": [*pair]} for pair in SCORE_NAMES],
+            }
+            names = {name: TEXT_OR_TEXTS for pair in SCORE_NAMES for name in pair}
+            body["properties"] = {**names, **body["properties"]}
         types = (_JSON, _EVENT_STREAM) if "stream" in body["properties"] else (_JSON,)
         paths[path] = {"post": _operation(summary, types, body)}
     for path, summary, names in (("/tokenize", "The tokens of a text", ("prompt", "messages")),

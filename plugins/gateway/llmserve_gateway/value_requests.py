@@ -26,6 +26,9 @@ _CALL_BYTES = 1 << 20
 _TRUNCATE, _NORMALIZE = OPTIONS[TRUNCATE.name], OPTIONS["normalize"]
 _PROMPT_NAME, _DIMENSIONS = OPTIONS["prompt_name"], OPTIONS["dimensions"]
 
+# An embedder tells how near texts are.
+_COMPARES = (RERANK, EMBED)
+
 Texts = list[str] | list[list[int]]
 Call = tuple[list[str], list[str] | None, dict[str, Any]]
 """What a model is sent at once: texts, the second of each, and options."""
@@ -40,7 +43,7 @@ TEXTS = {
          "items": {"type": "array", "minItems": 1, "items": TOKEN_ID}},
     ]
 }  # fmt: skip
-_TEXT_OR_TEXTS = {
+TEXT_OR_TEXTS = {
     "anyOf": [{"type": "string"},
               {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": {"type": "string"}}]
 }  # fmt: skip
@@ -164,7 +167,7 @@ def read_rerank(content: Mapping[str, Any], *, returns_documents: bool = True) -
     _refuse_raw(fields)
     return _parsed(
         fields,
-        (RERANK,),
+        _COMPARES,
         [query],
         texts,
         {},
@@ -178,14 +181,14 @@ def read_cohere_rerank(content: Mapping[str, Any]) -> ValueRequest:
     return read_rerank(content, returns_documents=False)
 
 
-_SCORE_NAMES = (
+SCORE_NAMES = (
     ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")
 )  # fmt: skip
 
 
 def read_score(content: Mapping[str, Any]) -> ValueRequest:
     fields = Fields(content)
-    names = next((pair for pair in _SCORE_NAMES if all(name in content for name in pair)), None)
+    names = next((pair for pair in SCORE_NAMES if all(name in content for name in pair)), None)
     if names is None:
         raise bad_request("send text_1 and text_2, or queries and documents", "text_1")
     first, second = (_texts(fields, name) for name in names)
@@ -194,7 +197,7 @@ def read_score(content: Mapping[str, Any]) -> ValueRequest:
         raise bad_request(f"{what}: {len(first)} and {len(second)}", names[0])
     _refuse_raw(fields)
     sent = {"text_input": names[0], "text_pair": names[1]}
-    return _parsed(fields, (RERANK,), first, second, {}, sent=sent)
+    return _parsed(fields, _COMPARES, first, second, {}, sent=sent)
 
 
 def read_classify(content: Mapping[str, Any]) -> ValueRequest:
@@ -259,7 +262,7 @@ def _read_input(fields: Fields) -> Texts:
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    value = fields.take(name, **_TEXT_OR_TEXTS)
+    value = fields.take(name, **TEXT_OR_TEXTS)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise bad_request(f"{name} must be a string or a list of strings", name)

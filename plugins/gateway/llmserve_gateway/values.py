@@ -6,13 +6,14 @@ import asyncio
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from llmserve.client import Computed, ModelInfo
-from llmserve.runtime.contract import EMBEDDING, INPUT_IDS, LABEL, PROBABILITY, SCORE
+from llmserve.runtime.contract import EMBED, EMBEDDING, INPUT_IDS, LABEL, PROBABILITY, SCORE
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.openai_answers import dump
 from llmserve_gateway.value_requests import Call, ValueRequest
@@ -27,6 +28,7 @@ IDS_AT_ONCE = 64
 """The same for calls with token ids, which have one text each."""
 _BUSY_SECONDS = 0.005
 """How long a response is written without a pause in which other requests go on."""
+_SHORTEST = 1e-12
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -35,7 +37,16 @@ T = TypeVar("T")
 async def compute(
     client: Replicas, info: ModelInfo, request: ValueRequest, timeout: float | None
 ) -> Computed:
-    """Return the values of all texts of a request."""
+    """Return the values of all texts of a request; of pairs of an embedder, how near they are."""
+    if info.task == EMBED and request.pairs is not None:
+        alone = replace(request, texts=request.prompts, pairs=None)
+        return _nearness(await _compute(client, info, alone, timeout), len(request.texts))
+    return await _compute(client, info, request, timeout)
+
+
+async def _compute(
+    client: Replicas, info: ModelInfo, request: ValueRequest, timeout: float | None
+) -> Computed:
     until = None if timeout is None else time.monotonic() + timeout
 
     async def ask(call: Call) -> Computed:
@@ -77,6 +88,14 @@ def _joined(parts: Sequence[Computed]) -> Computed:
     if any(count is None for count in counts):
         return Computed(outputs)
     return Computed(outputs, tuple(number for count in counts for number in count or ()))
+
+
+def _nearness(computed: Computed, first: int) -> Computed:
+    """Return the cosines of the ``first`` texts, or of one, with the others, as scores."""
+    vectors = output(computed, EMBEDDING.name).astype(np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SHORTEST)
+    scores = np.sum(vectors[:first] * vectors[first:], axis=1)
+    return Computed({SCORE.name: scores}, computed.input_tokens)
 
 
 class ValueWriter:

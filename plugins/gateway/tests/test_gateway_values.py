@@ -212,6 +212,23 @@ def test_scores_are_in_the_order_of_the_texts(names: tuple[str, str], first: Any
     assert post("/score", {"model": "r", names[0]: "a", names[1]: "b"}).json()["data"]
 
 
+def test_an_embedder_compares_by_the_angle_between_embeddings() -> None:
+    triton = Models()
+    body = {"model": "e", "query": "a", "documents": ["three", "b", "xx"]}
+    results = post("/rerank", body, triton).json()["results"]
+    assert [result["index"] for result in results] == [1, 2, 0]
+    # Each text once.
+    assert triton.calls == [(["a", "three", "b", "xx"], None)]
+    vectors = np.array([[size, -0.1, 1 / 3] for size in (1, 5, 1, 2)])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = [result["relevance_score"] for result in results]
+    np.testing.assert_allclose(scores, (vectors[0] @ vectors[1:].T)[[1, 2, 0]], atol=1e-6)
+    pairs = {"model": "e", "text_1": ["a", "three"], "text_2": ["b", "c"]}
+    first, second = post("/score", pairs).json()["data"]
+    assert first["score"] == pytest.approx(1)
+    assert second["score"] == pytest.approx(vectors[0] @ vectors[1], abs=1e-6)
+
+
 def test_labels_have_probabilities_in_the_order_of_the_classes() -> None:
     triton = Models()
     body = {"model": "c", "input": ["a", "b"], "text_pair": ["c", "d"]}
@@ -320,7 +337,7 @@ def test_nobody_talks_to_an_embedder(path: str, stream: bool) -> None:
         ("/classify", C_TEXT, "x", "'x' is for summarise-audio: this needs one that tells which "
          "labels a text has"),
         ("/score", S_TEXT, "c", "'c' tells which labels a text has, at /classify: this needs one "
-         "that ranks documents by a query"),
+         "that ranks documents by a query or one that computes embeddings"),
     ],
 )  # fmt: skip
 def test_a_model_for_something_else_is_named(path: str, body: Any, name: str, what: str) -> None:
