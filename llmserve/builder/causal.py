@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.source import ModelSource
 from llmserve.builder.source_files import check_intact, weight_files
-from llmserve.errors import ModelSourceError, OptionError
+from llmserve.errors import ModelKindError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ ENCODER = ModelKind(
     "MODEL_MAPPING_NAMES",
 )  # fmt: skip
 CLASSIFIER = ModelKind(
-    "a classifier of texts", ("ForSequenceClassification",), "AutoModelForSequenceClassification",
+    "a model that labels texts", ("ForSequenceClassification",), "AutoModelForSequenceClassification",
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 )  # fmt: skip
 
@@ -135,4 +135,4 @@ def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool)
             hint="read it, then allow it with --set trust_remote_code=true",
         )
     found = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
-    raise ModelSourceError(f"{source.asked} is not {kind.words}: it is {found}")
+    raise ModelKindError(f"{source.asked} is not {kind.words}: it is {found}", names)

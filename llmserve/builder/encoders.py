@@ -141,7 +141,7 @@ def prepare_scores(context: BuildContext) -> Mapping[str, Any]:
     if len(labels) > 2:
         raise ModelSourceError(
             f"{context.model} tells {len(labels)} labels apart, and a score is made of one or two",
-            hint="build it with --plugin classify",
+            hint="build it with --formatter labels",
         )
     return {"sigmoid": _is_sigmoid(context, context.options["activation"])}
 

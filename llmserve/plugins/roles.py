@@ -83,6 +83,8 @@ class Generator(Component):
     writes it, in a folder or on the hub; ``"folder"`` any local folder; ``"file"`` a local file;
     None anything, which the engine interprets. A folder has a file that matches one of the patterns
     in ``weights``; a file matches one itself.
+    ``architectures`` are ends of the names of models' classes, such as ``ForTokenClassification``:
+    a build that refuses such a model names the recipes with this generator.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
     answers. ``answers`` is what it answers with: ``"tokens"``, or a value for each prompt, such as
@@ -96,6 +98,7 @@ class Generator(Component):
     outputs: tuple[Tensor, ...] = ()
     constrains: bool = False
     answers: str = TOKENS
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -136,7 +136,7 @@ class ValueConformance(BuildConformance):
         def close(a: Any, b: Any) -> bool:
             a, b = np.asarray(a), np.asarray(b)
             if a.dtype == np.object_:
-                return a.tolist() == cast(Any, b).tolist()
+                return bool(a.tolist() == b.tolist())
             return a.shape == b.shape and bool(np.allclose(a, b, atol=self.tolerance, rtol=0))
 
         return first.keys() == second.keys() and all(close(first[k], second[k]) for k in first)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import (
     CLASSIFIER,
+    DTYPE_OPTION,
     ENCODER,
     PLACEMENT_OPTIONS,
     BuildContext,
     Generator,
-    ModelKind,
     Option,
-    OptionError,
     Recipe,
-    check_kind,
-    encoder_layout,
     hookimpl,
-    max_length,
-    place_model,
 )
 
 _BATCH_TOKENS = Option(
@@ -40,6 +37,28 @@ _POOLING = Option(
     "How the vectors of a text's tokens become one; auto is what the model's files say, else mean.",
     choices=("auto", "mean", "cls", "last", "max"),
 )
+_TORCH = (*PLACEMENT_OPTIONS, _BATCH_TOKENS, _MAX_LENGTH)
+_OPENVINO = (
+    DTYPE_OPTION,
+    Option("device", "auto", "Where the model runs: the CPU."),
+    _BATCH_TOKENS,
+    _MAX_LENGTH,
+    Option(
+        "weight_format",
+        "auto",
+        "How weights are stored when a model is converted: as they are, or in int8.",
+        choices=("auto", "int8"),
+    ),
+    Option(
+        "dynamic_quantization",
+        32,
+        "With int8 weights, how many activations share a scale; 0 leaves them unchanged.",
+        minimum=0,
+    ),
+    Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
+)
+_TORCH_PACKAGES = ("accelerate", "numpy", "torch", "transformers")
+_OPENVINO_PACKAGES = ("numpy", "openvino")
 _CLIENT = "llmserve.client.value_script"
 # A request of 256 texts is one batch.
 _DEFAULTS = {"max_batch_size": 256}
@@ -47,38 +66,59 @@ _DEFAULTS = {"max_batch_size": 256}
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    needed = ("accelerate", "numpy", "torch", "transformers")
-    options = (*PLACEMENT_OPTIONS, _BATCH_TOKENS, _MAX_LENGTH)
     return [
         Generator(
             name="encoder",
             summary="A transformer whose states are pooled to a vector for each text",
             runtime="llmserve_embed.engine:TorchEncoder",
             prepare=_prepare_encoder,
-            options=(*options, _POOLING),
+            options=(*_TORCH, _POOLING),
             answers="vector",
-            requires=needed,
+            architectures=ENCODER.suffixes,
+            requires=_TORCH_PACKAGES,
+        ),
+        Generator(
+            name="encoder-openvino",
+            summary="The same on OpenVINO, for CPUs",
+            runtime="llmserve_embed.engine:OpenVinoValues",
+            prepare=_prepare_openvino_encoder,
+            options=(*_OPENVINO, _POOLING),
+            answers="vector",
+            architectures=ENCODER.suffixes,
+            requires=_OPENVINO_PACKAGES,
         ),
         Generator(
             name="classifier",
             summary="A transformer that computes logits of a text, or of a pair of texts",
             runtime="llmserve_embed.engine:TorchClassifier",
             prepare=_prepare_classifier,
-            options=options,
+            options=_TORCH,
             answers="logits",
-            requires=needed,
+            architectures=CLASSIFIER.suffixes,
+            requires=_TORCH_PACKAGES,
+        ),
+        Generator(
+            name="classifier-openvino",
+            summary="The same on OpenVINO, for CPUs",
+            runtime="llmserve_embed.engine:OpenVinoValues",
+            prepare=_prepare_openvino_classifier,
+            options=_OPENVINO,
+            answers="logits",
+            architectures=CLASSIFIER.suffixes,
+            requires=_OPENVINO_PACKAGES,
         ),
     ]
 
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
+    engine = "-openvino" if _is_for_openvino() else ""
     return [
         Recipe(
             name=name,
             summary=summary,
             tokenizer="encoder",
-            generator=generator,
+            generator=f"{generator}{engine}",
             batching="dynamic",
             formatter=formatter,
             defaults=_DEFAULTS,
@@ -92,32 +132,30 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     ]
 
 
+def _is_for_openvino() -> bool:
+    """Whether this machine, which has no GPU, has OpenVINO: then it is the faster one."""
+    return find_spec("openvino") is not None and not Path("/dev/nvidiactl").exists()
+
+
 def _prepare_encoder(context: BuildContext) -> Mapping[str, Any]:
-    chosen = str(context.options["pooling"])
-    settings = _prepare(context, ENCODER)
-    layout = encoder_layout(context.source)
-    pooling = layout.pooling if chosen == "auto" else chosen
-    limit = settings["max_length"]
-    context.report(f"{pooling} pooling" + (f", at most {limit} tokens" if limit else ""))
-    return {**settings, "pooling": pooling}
+    from llmserve_embed.prepare import prepare_torch
+
+    return prepare_torch(context, ENCODER, pools=True)
+
+
+def _prepare_openvino_encoder(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve_embed.prepare import prepare_openvino
+
+    return prepare_openvino(context, ENCODER, pools=True)
 
 
 def _prepare_classifier(context: BuildContext) -> Mapping[str, Any]:
-    return _prepare(context, CLASSIFIER)
+    from llmserve_embed.prepare import prepare_torch
+
+    return prepare_torch(context, CLASSIFIER, pools=False)
 
 
-def _prepare(context: BuildContext, kind: ModelKind) -> dict[str, Any]:
-    trusts = bool(context.options["trust_remote_code"])
-    check_kind(context.source, kind, trust_remote_code=trusts)
-    longest, chosen = max_length(context.source), int(context.options["max_length"])
-    if longest and chosen > longest:
-        raise OptionError(
-            f"{context.model} reads at most {longest} tokens, not {chosen}",
-            hint="give a smaller max_length",
-        )
-    return {
-        **place_model(context),
-        "loader": kind.loader,
-        "max_length": chosen or longest,
-        "batch_tokens": context.options["batch_tokens"],
-    }
+def _prepare_openvino_classifier(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve_embed.prepare import prepare_openvino
+
+    return prepare_openvino(context, CLASSIFIER, pools=False)

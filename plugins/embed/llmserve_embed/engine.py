@@ -83,6 +83,22 @@ class TorchClassifier(Packed):
     try_imports = staticmethod(TorchEncoder.try_imports)
 
 
+class OpenVinoValues(Packed):
+    """A model that the build has converted, with its pooling if it has one; the runtime of the
+    generators ``encoder-openvino`` and ``classifier-openvino``."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        from llmserve_embed.compiled import MODEL, OpenVinoNetwork, properties
+
+        network = OpenVinoNetwork(
+            folder / settings["path"] / MODEL,
+            settings.get("pooling"),
+            settings["padding"],
+            properties(settings),
+        )
+        super().__init__(settings, network)
+
+
 def load(settings: Mapping[str, Any], folder: Path) -> Any:
     from llmserve.runtime import speed_up
 

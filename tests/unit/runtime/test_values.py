@@ -83,7 +83,8 @@ def embeddings(*requests: FakeRequest, **more: Any) -> list[Any]:
 
 
 def failure(request: FakeRequest) -> tuple[str, str | None]:
-    found = read(request.responses[0].error.message())
+    error: Any = request.responses[0].error
+    found = read(error.message())
     return found.code, found.param
 
 

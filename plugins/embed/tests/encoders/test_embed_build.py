@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmserve
-from llmserve.errors import IncompatibleError, LLMServeError
+from llmserve.errors import IncompatibleError, LLMServeError, OptionError
+from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
 from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 
 def build(recipe: str, model: Path, folder: Path, **options: Any) -> Any:
+    """Build with transformers, which converts nothing."""
     name = options.pop("name", "m")
+    if recipe != "hf":
+        options.setdefault("generator", "encoder" if recipe == "embed" else "classifier")
     return llmserve.build(recipe, str(model), name=name, output=folder / "repository", **options)
 
 
@@ -117,13 +122,16 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, change: str, words: st
 def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     encoder = save_encoder(tmp_path / "encoder")
     three = save_classifier(tmp_path / "three", num_labels=3)
-    for recipe, model, words in (
-        ("rerank", encoder, "not a classifier of texts: it is BertModel"),
-        ("embed", three, "not a model that makes embeddings"),
-        ("rerank", three, "tells 3 labels apart"),
+    for recipe, model, words, hint in (
+        ("hf", encoder, "not a causal language model: it is BertModel", "--plugin embed"),
+        ("hf", three, "not a causal language model", "--plugin classify or rerank"),
+        ("rerank", encoder, "not a model that labels texts: it is BertModel", "--plugin embed"),
+        ("embed", three, "not a model that makes embeddings", "--plugin classify or rerank"),
+        ("rerank", three, "tells 3 labels apart", "--formatter labels"),
     ):
-        with pytest.raises(LLMServeError, match=words):
+        with pytest.raises(LLMServeError, match=words) as error:
             build(recipe, model, tmp_path)
+        assert error.value.hint == f"build it with {hint}"
 
 
 def test_components_for_other_answers_are_refused(tmp_path: Path) -> None:
@@ -171,3 +179,13 @@ def test_labels_have_the_models_names(tmp_path: Path) -> None:
     assert formatter == {"labels": ["no", "perhaps", "yes"], "several": False}
     several = settings(build("classify", model, tmp_path, name="n", labels="several"), "formatter")
     assert several["several"]
+
+
+def test_openvino_is_taken_where_it_is_and_computes_on_the_cpu(tmp_path: Path) -> None:
+    openvino = find_spec("openvino") and not Path("/dev/nvidiactl").exists()
+    recipe = Registry.load().recipe("embed")
+    assert recipe.generator == ("encoder-openvino" if openvino else "encoder")
+    model = save_encoder(tmp_path / "model")
+    with pytest.raises(OptionError) as error:
+        build("embed", model, tmp_path, generator="encoder-openvino", device="cuda")
+    assert error.value.hint == "choose transformers with --generator encoder"

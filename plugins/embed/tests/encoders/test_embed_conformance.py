@@ -26,7 +26,10 @@ def _models(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 class TestEmbed(ValueConformance):
+    """With OpenVINO, whatever the machine has; the others are with torch."""
+
     recipe = "embed"
+    options = {"generator": "encoder-openvino"}
 
     def test_vectors_have_the_length_1(self, triton: LiveTriton, name: str) -> None:
         vectors = triton.client.embed(name, ["a", "b", "c"])
@@ -59,6 +62,7 @@ class TestEmbed(ValueConformance):
 
 class TestRerank(ValueConformance):
     recipe = "rerank"
+    options = {"generator": "classifier"}
     pair = "a document, of words"
 
     def test_documents_are_in_the_order_of_their_scores(
@@ -75,6 +79,7 @@ class TestRerank(ValueConformance):
 
 class TestClassify(ValueConformance):
     recipe = "classify"
+    options = {"generator": "classifier"}
 
     def test_probabilities_are_of_all_labels(self, triton: LiveTriton, name: str) -> None:
         (labels,) = triton.client.classify(name, ["is it?"])

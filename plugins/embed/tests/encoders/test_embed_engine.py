@@ -14,14 +14,17 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 import llmserve
 from llmserve.builder.build import BuildResult
 from llmserve.runtime import Generation, Params, TransformersTokenizer
-from llmserve_embed.engine import TorchClassifier, TorchEncoder
+from llmserve_embed import convert
+from llmserve_embed.compiled import MODEL, OpenVinoNetwork
+from llmserve_embed.engine import Packed, TorchClassifier, TorchEncoder
 from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder
 
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 
 
 def build(recipe: str, model: Path, folder: Path, **options: Any) -> BuildResult:
-    return llmserve.build(recipe, str(model), name="m", output=folder / "repository", **options)
+    name = options.pop("name", "m")
+    return llmserve.build(recipe, str(model), name=name, output=folder / "repository", **options)
 
 
 def runtime(result: BuildResult, kind: Any) -> tuple[Any, TransformersTokenizer]:
@@ -43,7 +46,8 @@ def values(engine: Any, tokenizer: TransformersTokenizer, texts: Sequence[Any]) 
             )
         )
     engine.generate(generations, tokenizer)
-    return np.stack([generation.value for generation in generations])
+    found: list[Any] = [generation.value for generation in generations]
+    return np.stack(found)
 
 
 def pooled(folder: Path, text: str, pooling: str) -> Any:
@@ -58,37 +62,55 @@ def pooled(folder: Path, text: str, pooling: str) -> Any:
     }[pooling]().numpy()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "max"])
+def converted(model: Path, target: Path, loader: str, pooling: str | None, padding: int) -> Any:
+    """Return an engine of OpenVINO; a build would convert in a process of its own."""
+    if not target.is_dir():
+        convert.main(str(model), target, {
+            "loader": loader, "padding": padding, "weight_format": "auto", "pickle": False,
+            "trust_remote_code": False,
+        })  # fmt: skip
+    network = OpenVinoNetwork(target / MODEL, pooling, padding, {"INFERENCE_PRECISION_HINT": "f32"})
+    return Packed({"max_length": CONTEXT, "batch_tokens": 64}, network)
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_vectors_equal_those_of_transformers(tmp_path: Path, family: str, pooling: str) -> None:
-    model = save_encoder(tmp_path / "model", family)
-    result = build("embed", model, tmp_path, pooling=pooling, batch_tokens=64)
-    engine, tokenizer = runtime(result, TorchEncoder)
-    found = values(engine, tokenizer, TEXTS)
-    for text, vector in zip(TEXTS, found, strict=True):
-        np.testing.assert_allclose(vector, pooled(model, text, pooling), atol=1e-5)
-        np.testing.assert_allclose(values(engine, tokenizer, [text])[0], vector, atol=1e-5)
-    assert engine.context_length == CONTEXT
+def test_vectors_equal_those_of_transformers(tmp_path: Path, family: str) -> None:
+    model, padding = save_encoder(tmp_path / "model", family), int(family == "roberta")
+    for pooling in ("mean", "cls", "last", "max"):
+        result = build(
+            "embed", model, tmp_path, name=pooling, pooling=pooling, batch_tokens=64,
+            generator="encoder",
+        )  # fmt: skip
+        engine, tokenizer = runtime(result, TorchEncoder)
+        assert engine.context_length == CONTEXT
+        for each in (engine, converted(model, tmp_path / "ov", "AutoModel", pooling, padding)):
+            found = values(each, tokenizer, TEXTS)
+            for text, vector in zip(TEXTS, found, strict=True):
+                np.testing.assert_allclose(vector, pooled(model, text, pooling), atol=1e-5)
+                np.testing.assert_allclose(values(each, tokenizer, [text])[0], vector, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_logits_of_pairs_equal_those_of_transformers(tmp_path: Path, count: int) -> None:
     model = save_classifier(tmp_path / "model", num_labels=count)
-    engine, tokenizer = runtime(build("classify", model, tmp_path), TorchClassifier)
+    result = build("classify", model, tmp_path, generator="classifier")
+    engine, tokenizer = runtime(result, TorchClassifier)
     pairs = [(text, f"of {text}") for text in TEXTS[:4]]
     reference = AutoModelForSequenceClassification.from_pretrained(model)
-    found = values(engine, tokenizer, [*pairs, *TEXTS])
+    loader = "AutoModelForSequenceClassification"
     reader = AutoTokenizer.from_pretrained(model)
-    for text, row in zip([*pairs, *((text, None) for text in TEXTS)], found, strict=True):
-        tokens = reader(*text, return_tensors="pt", truncation=False)
-        with torch.inference_mode():
-            logits = reference(**tokens).logits[0].numpy()
-        np.testing.assert_allclose(row, logits, atol=1e-5)
+    for each in (engine, converted(model, tmp_path / "ov", loader, None, 0)):
+        found = values(each, tokenizer, [*pairs, *TEXTS])
+        for text, row in zip([*pairs, *((text, None) for text in TEXTS)], found, strict=True):
+            tokens = reader(*text, return_tensors="pt", truncation=False)
+            with torch.inference_mode():
+                logits = reference(**tokens).logits[0].numpy()
+            np.testing.assert_allclose(row, logits, atol=1e-5)
 
 
 def test_a_text_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model")
-    _, tokenizer = runtime(build("embed", model, tmp_path), TorchEncoder)
+    _, tokenizer = runtime(build("embed", model, tmp_path, generator="encoder"), TorchEncoder)
     reader = AutoTokenizer.from_pretrained(model)
     for texts in (("word " * 90,), ("word " * 90, "another " * 9), ("short", "long " * 90)):
         cut = reader(*texts, truncation=True, max_length=20)["input_ids"]
