@@ -21,7 +21,7 @@ from llmserve.errors import ContextLengthError, ModelNotReadyError, RequestRejec
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from llmserve_gateway.value_requests import read_embeddings, read_rerank
+from llmserve_gateway.value_requests import SCORE_NAMES, read_embeddings, read_rerank
 from llmserve_gateway.values import compute
 from tests.gateways import NO_TRITON, Triton, ask, request_via
 
@@ -150,6 +150,15 @@ def test_many_texts_keep_their_order(lengths: list[int], waits: list[float]) -> 
     assert triton.most_at_once <= 2
 
 
+def test_nothing_more_is_asked_for_once_a_call_has_failed() -> None:
+    triton = Models()
+    triton.fails = RequestRejectedError("no", code="model_failed")
+    answer = post("/v1/embeddings", {"model": "e", "input": ["a"] * 21}, triton)
+    assert (answer.status_code, len(triton.calls)) == (500, 2)
+    triton.fails = None
+    assert post("/v1/embeddings", {"model": "e", "input": ["a"] * 21}, triton).status_code == 200
+
+
 def test_calls_are_not_larger_than_the_model_is_sent_at_once() -> None:
     request = read_embeddings({"model": "e", "input": ["x" * 400_000] * 5})
     assert [len(texts) for texts, _, _ in request.calls(100)] == [2, 2, 1]
@@ -175,41 +184,48 @@ def test_options_reach_the_model_by_any_of_their_names() -> None:
 def test_documents_are_ranked_as_jina_and_cohere_do() -> None:
     documents = ["bb", {"text": "dddd"}, "", "bb", "ccc"]
     body = {"model": "r", "query": "which?", "documents": documents, "top_n": 4}
-    for path, returned in (("/v1/rerank", True), ("/rerank", True), ("/v2/rerank", False)):
-        answer = post(path, body)
-        assert answer.status_code == 200, answer.text
-        results = answer.json()["results"]
-        # Equals stay in their order.
-        assert [result["index"] for result in results] == [1, 4, 0, 3]
-        assert [result["relevance_score"] for result in results] == [4, 3, 2, 2]
-        assert ("document" in results[0]) == returned
-        other = post(path, {**body, "return_documents": not returned}).json()["results"]
-        assert ("document" in other[0]) != returned
-        assert answer.json()["usage"]["total_tokens"] == 5 * len("which?")
-    assert post("/rerank", body).json()["results"][0]["document"] == {"text": "dddd"}
-    for none in (0, None):
-        assert len(post("/rerank", {**body, "top_n": none}).json()["results"]) == 5
+
+    async def go(client: httpx.AsyncClient) -> None:
+        for path, returned in (("/v1/rerank", True), ("/rerank", True), ("/v2/rerank", False)):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            results = answer.json()["results"]
+            # Equals stay in their order.
+            assert [result["index"] for result in results] == [1, 4, 0, 3]
+            assert [result["relevance_score"] for result in results] == [4, 3, 2, 2]
+            assert answer.json()["usage"]["total_tokens"] == 5 * len("which?")
+            assert ("document" in results[0]) == returned
+            other = await client.post(path, json={**body, "return_documents": not returned})
+            (with_text,) = {True: results, False: other.json()["results"]}[returned][:1]
+            assert with_text["document"] == {"text": "dddd"}
+            assert "document" not in {True: other.json()["results"], False: results}[returned][0]
+        for none in (0, None):
+            everything = await client.post("/rerank", json={**body, "top_n": none})
+            assert len(everything.json()["results"]) == 5
+
+    serve(Models(), go)
 
 
-@pytest.mark.parametrize("first", ["query", ["one", "two", "three"]], ids=["one", "each"])
-@pytest.mark.parametrize(
-    "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"),
-              ("data_1", "data_2")]
-)  # fmt: skip
-def test_scores_are_in_the_order_of_the_texts(names: tuple[str, str], first: Any) -> None:
+def test_scores_are_in_the_order_of_the_texts() -> None:
     triton = Models()
-    body = {"model": "r", names[0]: first, names[1]: ["a", "ccc", "bb"]}
-    for path in ("/score", "/v1/score"):
-        answer = post(path, body, triton)
-        assert answer.status_code == 200, answer.text
-        data = answer.json()["data"]
-        assert data[1] == {"index": 1, "object": "score", "score": 3.0}
-        assert [entry["score"] for entry in data] == [1, 3, 2]
-        assert triton.requests[-1]["x-request-id"] in answer.json()["id"]
-    texts, pairs = triton.calls[0]
-    assert texts == (first if isinstance(first, list) else [first] * 3)
-    assert pairs == ["a", "ccc", "bb"]
-    assert post("/score", {"model": "r", names[0]: "a", names[1]: "b"}).json()["data"]
+
+    async def go(client: httpx.AsyncClient) -> None:
+        for one, two in SCORE_NAMES:
+            for first in ("query", ["one", "two", "three"]):
+                body = {"model": "r", one: first, two: ["a", "ccc", "bb"]}
+                for path in ("/score", "/v1/score"):
+                    answer = await client.post(path, json=body)
+                    assert answer.status_code == 200, answer.text
+                    data = answer.json()["data"]
+                    assert data[1] == {"index": 1, "object": "score", "score": 3.0}
+                    assert [entry["score"] for entry in data] == [1, 3, 2]
+                    assert triton.requests[-1]["x-request-id"] in answer.json()["id"]
+                    texts = first if isinstance(first, list) else [first] * 3
+                    assert triton.calls[-1] == (texts, ["a", "ccc", "bb"])
+            alone = await client.post("/score", json={"model": "r", one: "a", two: "b"})
+            assert len(alone.json()["data"]) == 1
+
+    serve(triton, go)
 
 
 def test_an_embedder_compares_by_the_angle_between_embeddings() -> None:
@@ -316,39 +332,47 @@ CHATS = {
 }
 
 
-@pytest.mark.parametrize("path", CHATS)
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_nobody_talks_to_an_embedder(path: str, stream: bool) -> None:
+def test_nobody_talks_to_an_embedder() -> None:
     triton = Models()
-    answer = post(path, {"model": "e", "stream": stream, **CHATS[path]}, triton)
-    assert answer.status_code == 400
     what = "'e' computes embeddings, at /v1/embeddings: this needs one that generates text"
-    assert answer.json()["error"]["message"] == what
+
+    async def go(client: httpx.AsyncClient) -> None:
+        for path, body in CHATS.items():
+            for stream in (False, True):
+                answer = await client.post(path, json={"model": "e", "stream": stream, **body})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["message"] == what
+
+    serve(triton, go)
     assert not triton.requests
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "name", "what"),
-    [
-        ("/v1/embeddings", E_TEXT, "g", "'g' generates text, at /v1/chat/completions: "
-         "this needs one that computes embeddings"),
-        ("/v1/embeddings", E_TEXT, "r", "'r' ranks documents by a query, at /v1/rerank: "
-         "this needs one that computes embeddings"),
-        ("/classify", C_TEXT, "x", "'x' is for summarise-audio: this needs one that tells which "
-         "labels a text has"),
-        ("/score", S_TEXT, "c", "'c' tells which labels a text has, at /classify: this needs one "
-         "that ranks documents by a query or one that computes embeddings"),
-    ],
-)  # fmt: skip
-def test_a_model_for_something_else_is_named(path: str, body: Any, name: str, what: str) -> None:
-    answer = post(path, {**body, "model": name})
-    assert answer.status_code == 400
-    assert answer.json()["error"] == {
-        "message": what, "type": "invalid_request_error", "param": "model",
-        "code": "unsupported_task",
-    }  # fmt: skip
-    missing = post(path, {**body, "model": "none"})
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+OTHERS = [
+    ("/v1/embeddings", E_TEXT, "g", "'g' generates text, at /v1/chat/completions: "
+     "this needs one that computes embeddings"),
+    ("/v1/embeddings", E_TEXT, "r", "'r' ranks documents by a query, at /v1/rerank: "
+     "this needs one that computes embeddings"),
+    ("/classify", C_TEXT, "x", "'x' is for summarise-audio: this needs one that tells which "
+     "labels a text has"),
+    ("/score", S_TEXT, "c", "'c' tells which labels a text has, at /classify: this needs one "
+     "that ranks documents by a query or one that computes embeddings"),
+]  # fmt: skip
+
+
+def test_a_model_for_something_else_is_named() -> None:
+    async def go(client: httpx.AsyncClient) -> None:
+        for path, body, name, what in OTHERS:
+            answer = await client.post(path, json={**body, "model": name})
+            assert answer.status_code == 400
+            assert answer.json()["error"] == {
+                "message": what, "type": "invalid_request_error", "param": "model",
+                "code": "unsupported_task",
+            }  # fmt: skip
+            missing = await client.post(path, json={**body, "model": "none"})
+            code = missing.json()["error"]["code"]
+            assert (missing.status_code, code) == (404, "model_not_found")
+
+    serve(Models(), go)
 
 
 def test_a_text_that_is_too_long_is_refused_with_what_would_cut_it() -> None:
