@@ -102,7 +102,8 @@ ENCODER = ModelKind(
     "MODEL_MAPPING_NAMES",
 )  # fmt: skip
 CLASSIFIER = ModelKind(
-    "a model that labels texts", ("ForSequenceClassification",), "AutoModelForSequenceClassification",
+    "a model that labels texts", ("ForSequenceClassification",),
+    "AutoModelForSequenceClassification",
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 )  # fmt: skip
 

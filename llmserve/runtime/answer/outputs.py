@@ -20,7 +20,7 @@ class UndeclaredOutputError(Exception):
 def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDArray[Any]]:
     """Return the formatter's tensors; the first dimension of each is the number of answers."""
     if parts.answers != TOKENS and all(answer.value is None for answer in answers):
-        return _report(answers)
+        return _report(answers, parts)
     tensors = parts.formatter.format(answers)
     declared = parts.outputs
     if declared:
@@ -35,10 +35,12 @@ def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDA
     return tensors
 
 
-def _report(answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
+def _report(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDArray[Any]]:
     """Return what a model that answers with values says about prompts."""
-    counts = np.array([answer.input_tokens for answer in answers], dtype=np.int32)
-    return {PROMPT_REPORT.name: strings([a.text for a in answers]), INPUT_TOKENS.name: counts}
+    found: dict[str, npt.NDArray[Any]] = {PROMPT_REPORT.name: strings([a.text for a in answers])}
+    if INPUT_TOKENS.name in parts.outputs:
+        found[INPUT_TOKENS.name] = np.array([a.input_tokens for a in answers], dtype=np.int32)
+    return found
 
 
 def _problem(values: Any, tensor: Tensor | None, count: int) -> str | None:

@@ -27,11 +27,11 @@ def build(recipe: str, model: Path, folder: Path, **options: Any) -> BuildResult
     return llmserve.build(recipe, str(model), name=name, output=folder / "repository", **options)
 
 
-def runtime(result: BuildResult, kind: Any) -> tuple[Any, TransformersTokenizer]:
+def runtime(result: BuildResult, kind: Any, **more: Any) -> tuple[Any, TransformersTokenizer]:
     folder = result.folder / "1"
     components = result.manifest.components
     tokenizer = TransformersTokenizer(components["tokenizer"]["settings"], folder)
-    return kind(components["generator"]["settings"], folder), tokenizer
+    return kind({**components["generator"]["settings"], **more}, folder), tokenizer
 
 
 def values(engine: Any, tokenizer: TransformersTokenizer, texts: Sequence[Any]) -> Any:
@@ -76,12 +76,9 @@ def converted(model: Path, target: Path, loader: str, pooling: str | None, paddi
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_vectors_equal_those_of_transformers(tmp_path: Path, family: str) -> None:
     model, padding = save_encoder(tmp_path / "model", family), int(family == "roberta")
+    result = build("embed", model, tmp_path, batch_tokens=64, generator="encoder")
     for pooling in ("mean", "cls", "last", "max"):
-        result = build(
-            "embed", model, tmp_path, name=pooling, pooling=pooling, batch_tokens=64,
-            generator="encoder",
-        )  # fmt: skip
-        engine, tokenizer = runtime(result, TorchEncoder)
+        engine, tokenizer = runtime(result, TorchEncoder, pooling=pooling)
         assert engine.context_length == CONTEXT
         for each in (engine, converted(model, tmp_path / "ov", "AutoModel", pooling, padding)):
             found = values(each, tokenizer, TEXTS)
@@ -90,7 +87,7 @@ def test_vectors_equal_those_of_transformers(tmp_path: Path, family: str) -> Non
                 np.testing.assert_allclose(values(each, tokenizer, [text])[0], vector, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_logits_of_pairs_equal_those_of_transformers(tmp_path: Path, count: int) -> None:
     model = save_classifier(tmp_path / "model", num_labels=count)
     result = build("classify", model, tmp_path, generator="classifier")
