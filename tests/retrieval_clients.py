@@ -22,8 +22,9 @@ from importlib.metadata import version
 from typing import Any
 from urllib.request import Request, urlopen
 
-TEXTS = ["a model server answers requests", "Tokyo is the capital of Japan", "x"]
-QUERY = "What is the capital of Japan?"
+# Short, for models of tests.
+TEXTS = ["a server answers", "Tokyo is", "x"]
+QUERY = "Which capital?"
 _NEAR = 1e-5
 
 Check = Callable[[str, str, str], None]

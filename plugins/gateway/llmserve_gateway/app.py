@@ -48,8 +48,8 @@ COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completi
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
 EMBEDDINGS = ValueDialect(read_embeddings, EmbeddingsWriter, "embeddings")
-RERANKING = ValueDialect(read_rerank, RankingWriter, "rerank")
-COHERE_RERANKING = ValueDialect(read_cohere_rerank, RankingWriter, "rerank")
+RERANKING = ValueDialect(read_rerank, RankingWriter, "rerank", ApiError.jina_json)
+COHERE_RERANKING = ValueDialect(read_cohere_rerank, RankingWriter, "rerank", ApiError.cohere_json)
 SCORING = ValueDialect(read_score, ScoreWriter, "score")
 CLASSIFYING = ValueDialect(read_classify, LabelWriter, "classify")
 # By all names that these have in the APIs of OpenAI, Jina, Cohere and vLLM.

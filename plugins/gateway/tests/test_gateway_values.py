@@ -315,6 +315,9 @@ def test_what_is_wrong_is_said_once_and_the_next_request_is_served() -> None:
             error = answer.json()["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", param)
             assert len(error["message"]) < 200
+            # Where Jina's and Cohere's clients read it.
+            also = {"/v1/rerank": "detail", "/rerank": "detail", "/v2/rerank": "message"}.get(path)
+            assert also is None or answer.json()[also] == error["message"]
             assert re.search(words, error["message"]), error["message"]
         assert not triton.calls
         for path, body in (("/v1/embeddings", E_TEXT), ("/rerank", R_TEXT), ("/score", S_TEXT),
