@@ -17,7 +17,7 @@ from tests.real.reference import CHATS, TOKENS, Reference
 
 pytestmark = pytest.mark.real
 
-CONTEXT, LONG = 8192, 7900
+CONTEXT, LONG = 8192, 3900
 LOSSES = {"int8": 0.04, "int4": 0.5}
 """By how much the perplexity may rise."""
 CHUNKS = 3
@@ -61,7 +61,7 @@ def test_answers_are_those_of_generate(
         assert list(pool.map(ask, CHATS)) == reference.answers
 
 
-def test_a_prompt_of_the_whole_context_is_computed_once(
+def test_a_long_prompt_is_computed_once_and_none_exceeds_the_context(
     served: LiveTriton, models: dict[str, Path], reference: Reference
 ) -> None:
     ask = Questions(served.client, models["int8"].name, reference.text(LONG))
