@@ -17,8 +17,7 @@ from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
 from llmserve_embed.engine import Packed, TorchClassifier, TorchEncoder
-
-from .tiny_encoders import CONTEXT, save_classifier, save_encoder
+from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder
 
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 
