@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +99,8 @@ CAUSAL = ModelKind(
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 )  # fmt: skip
 ENCODER = ModelKind(
-    "a model that makes embeddings", ("Model", "ForMaskedLM", "ForCausalLM"), "AutoModel",
-    "MODEL_MAPPING_NAMES",
+    "a model that makes embeddings", ("Model", "ForMaskedLM", "ForPreTraining", "ForCausalLM"),
+    "AutoModel", "MODEL_MAPPING_NAMES",
 )  # fmt: skip
 CLASSIFIER = ModelKind(
     "a model that labels texts", ("ForSequenceClassification",),
@@ -122,12 +123,8 @@ def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool)
     has_code = kind.loader in (config.get("auto_map") or {})
     if not has_code and any(name.endswith(kind.suffixes) for name in names):
         return
-    if kind is CAUSAL or not names:
-        # Importing transformers takes a second, so it is done only if the name is not sufficient.
-        from transformers.models.auto import modeling_auto
-
-        if config.get("model_type") in getattr(modeling_auto, kind.mapping):
-            return
+    if (kind is CAUSAL or not names) and _loads(config, kind):
+        return
     if has_code and trust_remote_code:
         return
     if has_code:
@@ -137,3 +134,15 @@ def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool)
         )
     found = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
     raise ModelKindError(f"{source.asked} is not {kind.words}: it is {found}", names)
+
+
+def _loads(config: Mapping[str, Any], kind: ModelKind) -> bool:
+    """Whether transformers has a class of the kind for a model of this type."""
+    # Importing transformers takes a second, so it is done only if the name is not sufficient.
+    from transformers.models.auto import modeling_auto
+
+    known = config.get("model_type")
+    # It has a causal class for encoders too, which would continue texts with nonsense.
+    masks = known in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    is_encoder = kind is CAUSAL and masks and not config.get("is_decoder")
+    return known in getattr(modeling_auto, kind.mapping) and not is_encoder

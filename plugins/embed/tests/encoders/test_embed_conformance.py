@@ -26,10 +26,14 @@ def _models(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 class TestEmbed(ValueConformance):
-    """With OpenVINO, whatever the machine has; the others are with torch."""
-
     recipe = "embed"
-    options = {"generator": "encoder-openvino"}
+    options = {"generator": "encoder"}
+
+    def test_openvino_gives_the_same_vectors(self, triton: LiveTriton, name: str) -> None:
+        other = triton.build("embed", self.model, generator="encoder-openvino")
+        texts = ["a", "some words", "word " * 20]
+        expected = triton.client.embed(name, texts)
+        np.testing.assert_allclose(triton.client.embed(other, texts), expected, atol=1e-5)
 
     def test_vectors_have_the_length_1(self, triton: LiveTriton, name: str) -> None:
         vectors = triton.client.embed(name, ["a", "b", "c"])
