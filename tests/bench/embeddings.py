@@ -76,7 +76,7 @@ def _by_transformers(folder: Path) -> Encode:
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def encode(texts: Sequence[str], size: int) -> Any:
-        rows = {}
+        rows: dict[int, Any] = {}
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         for first in range(0, len(texts), size):
             some = order[first : first + size]

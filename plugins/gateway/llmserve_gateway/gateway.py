@@ -291,7 +291,7 @@ class Gateway:
         headers: Mapping[str, str],
         receive: Receive,
         reply: Reply,
-        dialect: Dialect,
+        dialect: AnyDialect,
         trace: Trace | None,
     ) -> None:
         key, record = self.authenticate(headers, scope), reply.record

@@ -85,7 +85,7 @@ class ValueRequest:
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """All texts, each once."""
-        return [*self.texts, *(self.pairs or ())]  # type: ignore[list-item, return-value]
+        return [*self.texts, *(self.pairs or ())]
 
     @property
     def size(self) -> int:
@@ -279,7 +279,7 @@ def _documents(value: Any) -> list[str]:
         raise bad_request(f"{name} must be a list with at least one text", name)
     if len(value) > MAX_TEXTS:
         raise _too_many(name, len(value))
-    texts = [item.get("text") if isinstance(item, dict) else item for item in value]
+    texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in value]
     if not all(isinstance(text, str) for text in texts):
         _refuse_item(name, texts, lambda text: isinstance(text, str))
     _check_texts(name, texts, empty=True)
