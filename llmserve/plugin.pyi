@@ -13,6 +13,7 @@ from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.encoders import EncoderLayout as EncoderLayout
 from llmserve.builder.encoders import encoder_layout as encoder_layout
+from llmserve.builder.encoders import file_of as file_of
 from llmserve.builder.encoders import labels_of as labels_of
 from llmserve.builder.encoders import max_length as max_length
 from llmserve.builder.ensemble import Assembly as Assembly
