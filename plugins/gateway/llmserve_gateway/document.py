@@ -142,8 +142,8 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
                 "required": ["model"],
                 "anyOf": [{"required": [*pair]} for pair in SCORE_NAMES],
             }
-            names = {name: TEXT_OR_TEXTS for pair in SCORE_NAMES for name in pair}
-            body["properties"] = {**names, **body["properties"]}
+            texts = {name: TEXT_OR_TEXTS for pair in SCORE_NAMES for name in pair}
+            body["properties"] = {**texts, **body["properties"]}
         types = (_JSON, _EVENT_STREAM) if "stream" in body["properties"] else (_JSON,)
         paths[path] = {"post": _operation(summary, types, body)}
     for path, summary, names in (("/tokenize", "The tokens of a text", ("prompt", "messages")),
