@@ -247,8 +247,8 @@ class Fields:
         if row.kind == "flag":
             # One that has no default, or true, may be switched off.
             is_sent = self._schemas is None and self._remaining[name] is not None
-            value = self.boolean(name)
-            return value if is_sent and value != row.default else None
+            flag = self.boolean(name)
+            return flag if is_sent and flag != row.default else None
         if row.kind == "text":
             return self.text(name, required=False)
         if row.kind == "words":

@@ -296,7 +296,7 @@ class Gateway:
     ) -> None:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
-        request = dialect.read(await read_json(receive, headers))
+        request: AnyRequest = dialect.read(await read_json(receive, headers))
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
@@ -318,7 +318,7 @@ class Gateway:
                 usage = Usage(1, 1)
                 responding = self._compute(info, request, dialect, reply, timeout, usage)
             else:
-                assert isinstance(dialect, Dialect)  # noqa: S101
+                assert not isinstance(dialect, ValueDialect)  # noqa: S101
                 exchange = await self._exchange(info, request, dialect, reply, timeout)
                 usage = exchange.writer.usage
                 responding = self._stream(exchange) if request.stream else self._whole(exchange)

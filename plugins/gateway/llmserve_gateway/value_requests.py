@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, INPUT_IDS, OPTIONS, RERANK, TRUNCATE
 from llmserve_gateway.errors import ApiError, bad_request
@@ -85,7 +85,9 @@ class ValueRequest:
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """All texts, each once."""
-        return [*self.texts, *(self.pairs or ())]
+        # With pairs, they are not token ids.
+        prompts: Any = [*self.texts, *(self.pairs or ())]
+        return cast("list[str] | list[list[int]]", prompts)
 
     @property
     def size(self) -> int:

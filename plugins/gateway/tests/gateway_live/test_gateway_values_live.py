@@ -149,7 +149,7 @@ def test_models_say_what_they_are_for(
 def test_bad_input_costs_nobody_else_anything(
     gateway: Gateway, embedder: str, reranker: str, vectors: Any
 ) -> None:
-    embed = {"model": embedder, "input": TEXTS}
+    embed: dict[str, Any] = {"model": embedder, "input": TEXTS}
     rank = {"model": reranker, "query": QUERY, "documents": DOCUMENTS}
     bad = [
         ("/v1/embeddings", {**embed, "input": ["a"] * 10_000}, None),
