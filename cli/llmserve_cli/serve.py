@@ -100,6 +100,11 @@ RUNTIME = click.option(
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="File with the API keys that the frontend accepts.",
 )
+@click.option(
+    "--batches",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder in which the frontend keeps files and batches of requests.",
+)
 @click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
 @click.pass_context
@@ -116,6 +121,7 @@ def serve(
     frontend_host: str | None,
     frontend_port: int | None,
     keys: Path | None,
+    batches: Path | None,
     no_auth: bool,
     otlp_endpoint: str | None,
     **server_options: Any,
@@ -174,6 +180,7 @@ def serve(
             keys=keys and keys.absolute(),
             open=no_auth,
             collector=otlp_endpoint or "",
+            batches=batches and batches.absolute(),
         ),
     )
     settings, left_out = _checked(settings, found, frontends)
