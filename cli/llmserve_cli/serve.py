@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import LLMServeError, ServerError
+from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import built_models, what_to_serve
-from llmserve_cli.served import CommandWithFile, served_repository
+from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
@@ -36,7 +37,7 @@ RUNTIME = click.option(
 )
 
 
-@click.command(cls=CommandWithFile)
+@click.command(cls=FileCommand, subject="served", verb="serve", options=options_of)
 @click.argument(
     "served",
     metavar="[REPOSITORY | MODEL]",

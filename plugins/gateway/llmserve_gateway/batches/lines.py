@@ -73,8 +73,8 @@ class Lines:
 
     def start(self) -> None:
         """Start as many lines as there is room for."""
-        room = self._room()
-        while len(self._tasks) < room and (line := self._next()) is not None:
+        most = self._room()
+        while len(self._tasks) < most and (line := self._next()) is not None:
             task = asyncio.ensure_future(self._answer(line))
             for tasks in (self._tasks, line.job.in_flight):
                 tasks.add(task)

@@ -36,7 +36,7 @@ class StoredFile:
     created_at: int
     expires_at: int | None = None
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "file",
@@ -89,7 +89,7 @@ class Batch:
         self.status = status
         self.moments[status] = int(now)
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         moments = {**self.moments, "expires": self.expires_at}
         errors = {"object": "list", "data": self.errors} if self.errors else None
         return {

@@ -59,7 +59,7 @@ class BatchRoutes:
 
     async def files(self, request: Request, key: Key | None) -> Response:
         if request.method == "POST":
-            return _json((await self._upload(request, _owner(key))).shown())
+            return _json((await self._upload(request, _owner(key))).as_json())
         purpose = request.query_params.get("purpose")
         files = [file for file in self.folder.files.values() if file.owner == _owner(key)]
         wanted = [file for file in files if purpose in (None, file.purpose)]
@@ -79,7 +79,7 @@ class BatchRoutes:
     async def file(self, request: Request, key: Key | None) -> Response:
         file = self.folder.file(_owner(key), request.path_params["id"])
         if request.method == "GET":
-            return _json(file.shown())
+            return _json(file.as_json())
         if self.runner.is_read(file):
             what = "a batch that is not finished reads this file: cancel it first"
             raise ApiError(400, what, code="file_in_use")
@@ -107,12 +107,12 @@ class BatchRoutes:
             raise ApiError(429, what, code="too_many_batches", headers=headers)
         await in_thread(folder.save, batch)
         self.runner.begin(batch)
-        return _json(batch.shown())
+        return _json(batch.as_json())
 
     async def batch(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
         self.runner.count(batch)
-        return _json(batch.shown())
+        return _json(batch.as_json())
 
     async def cancel(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
@@ -202,7 +202,7 @@ def _page(
     return _json(
         {
             "object": "list",
-            "data": [entry.shown() for entry in page],
+            "data": [entry.as_json() for entry in page],
             "first_id": page[0].id if page else None,
             "last_id": page[-1].id if page else None,
             "has_more": len(ordered) > size,

@@ -154,17 +154,17 @@ class Runner:
     async def _finish(self, job: Job) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
         batch = job.batch
-        ending = "cancelled" if batch.status == "cancelling" else "completed"
+        final = "cancelled" if batch.status == "cancelling" else "completed"
         if not job.is_done:
-            ending = "cancelled" if batch.status == "cancelling" else "expired"
-            why = "was cancelled" if ending == "cancelled" else "had no time left"
-            error = (f"batch_{ending}", f"the batch {why} before this request was answered")
+            final = "cancelled" if batch.status == "cancelling" else "expired"
+            why = "was cancelled" if final == "cancelled" else "had no time left"
+            error = (f"batch_{final}", f"the batch {why} before this request was answered")
             await in_thread(_append_all, job, error)
         elif batch.status == "in_progress":
             await self._become(batch, "finalizing")
         job.count()
         batch.has_output, batch.has_errors = await in_thread(self._save_results, job)
-        await self._become(batch, ending)
+        await self._become(batch, final)
         with suppress(FileNotFoundError):
             self.folder.answers(batch).unlink()
 
