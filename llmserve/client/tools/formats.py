@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,16 @@ class ToolFormats:
         self._prompt = prompt
         self._on_message = on_message
         self._ends: OrderedDict[bytes, str] = OrderedDict()
+
+    def asking(
+        self,
+        template: Callable[[str], Awaitable[str | None]],
+        prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str | None]],
+    ) -> ToolFormats:
+        """Return these formats, with other functions that ask for what is not known yet."""
+        other = copy(self)
+        other._template, other._prompt_of = template, prompt_of
+        return other
 
     async def thinks(self, info: ModelInfo) -> bool:
         """Return whether a model's thinking is told from its answers."""
