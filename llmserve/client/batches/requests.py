@@ -43,7 +43,7 @@ class BatchRequest:
 
 
 class BatchRequests:
-    """The requests of a file, at most so ``many``, to these ``endpoints``."""
+    """The requests of a file to these ``endpoints``; ``many`` and ``longest`` bound its lines."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class BatchRequests:
         *,
         endpoints: Sequence[str] = BATCH_ENDPOINTS,
         many: int | None = None,
+        longest: int | None = None,
     ) -> None:
         try:
             self.file = path.open("rb", buffering=1 << 16)
@@ -58,7 +59,7 @@ class BatchRequests:
             problem = f"{path} cannot be used: {error.strerror}"
             raise UsageError(problem, hint="give another file") from None
         try:
-            self.all = self._checked(path, endpoints, many)
+            self.all = self._checked(path, endpoints, many, longest)
         except BaseException:
             self.file.close()
             raise
@@ -77,12 +78,12 @@ class BatchRequests:
         self.file.close()
 
     def _checked(
-        self, path: Path, endpoints: Sequence[str], many: int | None
+        self, path: Path, endpoints: Sequence[str], many: int | None, longest: int | None
     ) -> list[BatchRequest]:
         if not stat.S_ISREG(os.fstat(self.file.fileno()).st_mode):
             raise UsageError(f"{path} is not a file", hint="save the requests in one")
         requests: list[BatchRequest] = []
-        for request in self._read(path, endpoints):
+        for request in self._read(path, endpoints, longest):
             requests.append(request)
             if many is not None and len(requests) > many:
                 what = f"has more than {many} requests"
@@ -91,11 +92,17 @@ class BatchRequests:
             raise BatchFileError(path, "is empty", hint="write one request per line")
         return requests
 
-    def _read(self, path: Path, endpoints: Sequence[str]) -> Iterator[BatchRequest]:
+    def _read(
+        self, path: Path, endpoints: Sequence[str], longest: int | None
+    ) -> Iterator[BatchRequest]:
         numbers: dict[str, int] = {}
         models: dict[str, str] = {}
         offset = 0
-        for number, line in enumerate(self.file, 1):
+        most = -1 if longest is None else longest + 1
+        for number, line in enumerate(iter(lambda: self.file.readline(most), b""), 1):
+            if len(line) == most and not line.endswith(b"\n"):
+                what = f"is over {longest} bytes"
+                raise BatchFileError(path, what, hint="shorten it", line=number)
             if line.strip(b" \t\r\n" + _MARK if number == 1 else None):
                 content = _parsed(path, number, line)
                 custom_id, endpoint, model = _fields(path, number, content, endpoints)

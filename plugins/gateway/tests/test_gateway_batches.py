@@ -202,6 +202,7 @@ def test_openais_client_uploads_a_file_and_gets_its_answers(tmp_path: Path) -> N
         (content_of([line("1"), line("2", url="/v1/responses")]), 2, "has no url"),
         (content_of([line("1", body={"model": "m", "stream": True})]), 1, "asks for a stream"),
         (content_of([line(str(n)) for n in range(4)]), None, "has more than 3 requests"),
+        (content_of([line("1"), line("2", "x" * 300)]), 2, "is over 300 bytes"),
     ],
 )
 def test_a_file_that_is_none_of_requests_fails_its_batch(
@@ -212,6 +213,7 @@ def test_a_file_that_is_none_of_requests_fails_its_batch(
     message: str,
 ) -> None:
     monkeypatch.setattr(runner, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(runner, "MAX_BYTES", 300)
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:
@@ -378,12 +380,21 @@ def test_a_line_that_ends_its_model_costs_only_itself(
     monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.02)
     model = Model()
     beside: list[list[str]] = []
+    fatal: set[str] = set()
 
     class Watched(Model):
         async def _work(self, prompt: str) -> None:
-            if prompt == "deadly" and self.asked[prompt] > 1:
+            is_again = prompt in fatal
+            if is_again:
                 beside.append([*self.running])
-            await super()._work(prompt)
+            try:
+                await super()._work(prompt)
+            except ClientError:
+                fatal.add(prompt)
+                raise
+            finally:
+                if is_again:
+                    beside.append([*self.running])
 
     model = Watched()
 
@@ -399,7 +410,9 @@ def test_a_line_that_ends_its_model_costs_only_itself(
 
     run(model, settings_of(tmp_path), work)
     assert model.asked["deadly"] == 3
-    assert beside == [["deadly"], ["deadly"]]
+    # Each that its model has died of, or beside, is asked again alone.
+    assert len(beside) == 2 * (2 + 5)
+    assert all(len(running) == 1 for running in beside)
 
 
 def test_a_model_that_still_loads_is_waited_for(

@@ -64,7 +64,8 @@ class Lines:
                 call.leave()
         while job.in_flight:
             await asyncio.wait(job.in_flight)
-        self._jobs.remove(job)
+        if job in self._jobs:
+            self._jobs.remove(job)
         self.changed.set()
 
     async def close(self) -> None:
@@ -74,7 +75,9 @@ class Lines:
     def start(self) -> None:
         """Start as many lines as there is room for."""
         most = self._room()
-        while len(self._tasks) < most and (line := self._next()) is not None:
+        while len(self._tasks) < most and not self._is_alone:
+            if (line := self._next()) is None:
+                return
             task = asyncio.ensure_future(self._answer(line))
             for tasks in (self._tasks, line.job.in_flight):
                 tasks.add(task)
@@ -104,7 +107,7 @@ class Lines:
         if suspects := [job for job in jobs if job.has_suspect(now)]:
             # It waits until the others have their answers, and no other begins.
             self._is_alone = not self._tasks
-            return suspects[0].next_suspect(now) if self._is_alone else None
+            return None if self._tasks else suspects[0].next_suspect(now)
         for job in jobs:
             if (line := job.next(now)) is not None:
                 self._jobs.remove(job)

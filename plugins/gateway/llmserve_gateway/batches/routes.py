@@ -34,7 +34,7 @@ MAX_UNFINISHED = 20
 MAX_UPLOADS = 4
 """At a time, of one key."""
 _MAX_METADATA, _MAX_NAME, _MAX_VALUE = 16, 64, 512
-_FILES, _BATCHES = (20, 10_000), (20, 100)
+_FILES, _BATCHES = (10_000, 10_000), (20, 100)
 """How many entries a page of a list has, and at most."""
 
 

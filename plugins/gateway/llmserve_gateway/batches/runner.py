@@ -15,6 +15,7 @@ from llmserve_gateway.batches.jobs import Job
 from llmserve_gateway.batches.lines import Lines
 from llmserve_gateway.batches.records import Batch, StoredFile
 from llmserve_gateway.batches.threads import in_thread
+from llmserve_gateway.bodies import MAX_BYTES
 from llmserve_gateway.errors import ApiError
 
 if TYPE_CHECKING:
@@ -118,7 +119,11 @@ class Runner:
     async def _answer(self, batch: Batch) -> None:
         assert self._lines is not None  # noqa: S101
         source = self.folder.data(self.folder.file(batch.owner, batch.input_file_id))
-        limits: dict[str, Any] = {"endpoints": (batch.endpoint,), "many": MAX_REQUESTS}
+        limits: dict[str, Any] = {
+            "endpoints": (batch.endpoint,),
+            "many": MAX_REQUESTS,
+            "longest": MAX_BYTES,
+        }
         with ExitStack() as stack:
             requests = await in_thread(BatchRequests, source, **limits)
             stack.enter_context(closing(requests))
