@@ -273,7 +273,7 @@ class AsyncClient:
     def _formats_within(self, deadline: Deadline) -> ToolFormats:
         """Return the formats for a request: what they ask its model is a part of its time."""
         template = partial(self._template, deadline=deadline)
-        return self._formats.asking(template, partial(self._prompt_of, deadline=deadline))
+        return self._formats.asked_by(template, partial(self._prompt_of, deadline=deadline))
 
     async def _template(self, model: str, deadline: Deadline | None = None) -> str | None:
         """Return a model's chat template, None if the model does not report it."""

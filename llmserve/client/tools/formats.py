@@ -62,7 +62,7 @@ class ToolFormats:
         self._on_message = on_message
         self._ends: OrderedDict[bytes, str] = OrderedDict()
 
-    def asking(
+    def asked_by(
         self,
         template: Callable[[str], Awaitable[str | None]],
         prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str | None]],
