@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import quantiles
 
 import openai
+from openai.types import Batch
 from rich.console import Console
 from rich.table import Table
 
@@ -113,6 +114,10 @@ async def live(
     return times
 
 
+def completed(batch: Batch) -> int:
+    return batch.request_counts.completed if batch.request_counts else 0
+
+
 async def measure(
     client: openai.AsyncOpenAI, options: argparse.Namespace
 ) -> tuple[Times, Times, int, str]:
@@ -134,14 +139,13 @@ async def measure(
         )
         beside.add(await ask(100 * number))
         batch = await client.batches.retrieve(batch.id)
-        assert batch.request_counts is not None
-        answered += batch.request_counts.completed
+        answered += completed(batch)
         if number < options.rounds - 1:
             await client.batches.cancel(batch.id)
             while batch.status != "cancelled":
                 await asyncio.sleep(0.05)
                 batch = await client.batches.retrieve(batch.id)
-    began, left = time.perf_counter(), options.requests - batch.request_counts.completed
+    began, left = time.perf_counter(), options.requests - completed(batch)
     deadline = began + options.rest
     while batch.status != "completed" and time.perf_counter() < deadline:
         await asyncio.sleep(0.1)

@@ -427,6 +427,7 @@ def test_a_model_that_still_loads_is_waited_for(
         batch = await begin(client, [line("1"), line("2")])
         await asyncio.sleep(0.2)
         batch = await client.batches.retrieve(batch.id)
+        assert batch.request_counts is not None
         assert (batch.status, batch.request_counts.failed) == ("in_progress", 0)
         model.is_loaded = True
         assert (await ended(client, batch)).request_counts.completed == 2

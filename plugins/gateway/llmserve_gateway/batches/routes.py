@@ -179,7 +179,7 @@ def _metadata(value: Any) -> dict[str, str]:
 
 def _page(
     query: Mapping[str, str],
-    entries: Sequence[StoredFile] | Sequence[Batch],
+    entries: Sequence[StoredFile | Batch],
     sizes: tuple[int, int],
 ) -> Response:
     """Return a part of a list, the newest first, as the query wants it."""
