@@ -19,7 +19,9 @@ import pytest
 
 from llmserve.client import Completion
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
+from llmserve.plugin import Place
 from llmserve.testing import ScriptedTriton
+from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
@@ -514,6 +516,19 @@ def test_a_folder_is_of_one_gateway_and_of_one_user(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is not a folder"):
         Folder(tmp_path / "file")
+
+
+def test_serve_hands_its_folder_on_and_a_wrong_one_is_refused_before_models_load(
+    tmp_path: Path,
+) -> None:
+    (frontend,) = llmserve_register_frontends()
+    place = Place(NO_TRITON, "127.0.0.1", 8080, 30.0, batches=tmp_path / "made" / "b")
+    arguments = frontend.arguments(place)
+    assert arguments[arguments.index("--batches") + 1] == str(tmp_path / "made" / "b")
+    assert stat.S_IMODE((tmp_path / "made" / "b").stat().st_mode) == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(UsageError, match="other users may read"):
+        frontend.arguments(replace(place, batches=tmp_path / "open"))
 
 
 def test_what_an_interruption_has_left_is_removed_and_what_is_damaged_stays(tmp_path: Path) -> None:
