@@ -16,6 +16,8 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmserve.client import Completion
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
@@ -77,6 +79,8 @@ class Model(Triton):
         elif kind == "deadly" or (kind == "near" and self.asked[prompt] == 1):
             await asyncio.sleep(0.01)
             raise ClientError("gone", code="model_died")
+        elif kind == "slow":
+            await asyncio.sleep(0.01)
         elif kind == "refused":
             raise ClientError("too long", code="context_length_exceeded")
         elif kind == "busy" and self.asked[prompt] == 1:
@@ -435,6 +439,54 @@ def test_a_model_that_still_loads_is_waited_for(
         assert (await ended(client, batch)).request_counts.completed == 2
 
     run(model, settings_of(tmp_path), work)
+
+
+KINDS = st.sampled_from(["fine", "busy", "near", "refused", "deadly", "slow"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kinds=st.lists(KINDS, min_size=1, max_size=12),
+    ends=st.lists(st.sampled_from([0.0, 0.005, 0.02]), max_size=3),
+    asked=st.integers(0, 4),
+)
+def test_each_line_has_one_end_whatever_comes_between(
+    kinds: list[str], ends: list[float], asked: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Models that die, others who ask, and gateways that end at any moment."""
+    model, names = Model(), [f"{kind} {n}" for n, kind in enumerate(kinds)]
+    limits = Limits(max_requests=8, batch_requests=3)
+    folder = settings_of(tmp_path_factory.mktemp("any"), limits=limits)
+
+    async def ask(client: openai.AsyncOpenAI) -> None:
+        for number in range(asked):
+            await client.completions.create(model="m", prompt=f"live {number}")
+            await asyncio.sleep(0.003)
+
+    async def go() -> None:
+        batch: Any = None
+        for seconds in [*ends, 20.0]:
+            async with serving(model, folder) as client:
+                gateway = client.app.state.gateway  # type: ignore[attr-defined]
+                gateway.catalog.record_failure = lambda *_: None
+                batch = batch or await begin(client, [line(name) for name in names])
+                others = asyncio.ensure_future(ask(client))
+                with suppress(asyncio.TimeoutError):
+                    batch = await asyncio.wait_for(ended(client, batch), seconds)
+                await others
+                if batch.status == "completed":
+                    answers = await results(client, batch.output_file_id)
+                    errors = await results(client, batch.error_file_id)
+                    break
+        assert answers.keys() | errors.keys() == {*names}
+        failing = {name for name in names if name.split()[0] in ("refused", "deadly")}
+        assert errors.keys() == failing
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("QUIET", 0.01), ("_PAUSE", 0.005), ("_LONGEST_PAUSE", 0.005)):
+            patch.setattr(lines, name, value)
+        patch.setattr(runner, "_PERIOD", 0.005)
+        asyncio.run(go())
 
 
 def test_what_cannot_be_done_is_refused_by_name(
