@@ -26,8 +26,7 @@ def slow() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("model", ["whole", "pieces"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("model", "stream"), [("whole", False), ("pieces", True)])
 def test_the_first_chat_is_over_when_its_time_is(slow: str, model: str, stream: bool) -> None:
     async def ask(seconds: float) -> None:
         async with llmserve.connect_async(slow) as client:
