@@ -379,6 +379,28 @@ def test_others_come_first_and_the_oldest_request_of_a_batch_gets_to_its_end(
     assert 12 < sum(count for p, count in model.asked.items() if p[5:].isdigit()) <= 12 + 3
 
 
+def test_a_batch_advances_even_if_others_never_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "ADVANCE", 0.05)
+    monkeypatch.setattr(runner, "_PERIOD", 0.02)
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        ask = client.completions.create(model="m", prompt="wait for me")
+        live = asyncio.ensure_future(ask)
+        await until(lambda: model.running == ["wait for me"])
+        began = time.monotonic()
+        await ended(client, await begin(client, [line(str(n)) for n in range(4)]))
+        assert time.monotonic() - began > 3 * 0.05
+        assert model.running == ["wait for me"]
+        model.gate.set()
+        await live
+
+    run(model, settings_of(tmp_path, limits=Limits(batch_beside=0)), work)
+    assert model.most == 2
+
+
 def test_a_line_that_ends_its_model_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

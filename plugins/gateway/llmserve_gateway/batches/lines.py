@@ -24,6 +24,8 @@ log = logging.getLogger("llmserve.gateway")
 
 QUIET = 1.0
 """Seconds without other requests after which batches are alone; conversations have pauses."""
+ADVANCE = 10.0
+"""After so many seconds without an answer, a batch has one request beside any others."""
 _DEATHS, _DELAYS = 3, 2
 """After so many a line is an error."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
@@ -50,6 +52,8 @@ class Lines:
         self._beside = min(limits.batch_beside, self._most)
         self._width = self._most
         """How many run while batches are alone: fewer after they had to make room."""
+        self._answered = 0.0
+        """When the last line had its answer."""
         gateway.admission.on_arrival = self._make_room
 
     def add(self, job: Job) -> None:
@@ -91,11 +95,16 @@ class Lines:
         now, since = asyncio.get_running_loop().time(), admission.idle_since
         # Before the first request, it is 0.
         is_quiet = since == 0.0 or (since is not None and now - since >= QUIET)
-        return self._width if is_quiet else self._beside
+        return self._width if is_quiet else self._kept()
+
+    def _kept(self) -> int:
+        """Return how many requests of batches run beside others."""
+        is_late = asyncio.get_running_loop().time() - self._answered > ADVANCE
+        return max(self._beside, 1) if is_late else self._beside
 
     def _make_room(self) -> None:
         """Leave all requests but those that may run beside others: the oldest get to their end."""
-        if left := list(self._calls)[self._beside :]:
+        if left := list(self._calls)[self._kept() :]:
             self._width = max(1, self._beside, len(self._calls) // 2)
             for call in left:
                 call.leave()
@@ -155,6 +164,7 @@ class Lines:
             self._again(line, min(pause, _LONGEST_PAUSE))
         else:
             self._width = min(self._most, self._width + 1)
+            self._answered = asyncio.get_running_loop().time()
             content = answer_line(
                 request.custom_id,
                 status=answer.status,
