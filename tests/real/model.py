@@ -130,7 +130,7 @@ def openvino_model(name: str, **options: Any) -> Path:
             llmserve.build("openvino", str(source), name=name, output=output, **options)
             (output / name).rename(folder)
 
-    code = [ROOT / "llmserve" / room for room in _BUILDING]
+    code = [ROOT / "llmserve" / name for name in _BUILDING]
     code.append(ROOT / "plugins" / "openvino" / "llmserve_openvino")
     packages = installed("llmserve", "openvino", "nncf", "torch", "transformers")
     return kept(f"openvino-{name}", build, str(source), str(options), packages, *code)
