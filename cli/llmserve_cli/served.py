@@ -54,7 +54,8 @@ class CommandWithFile(click.Command):
             click.echo(f"llmserve: reading {path}", err=True)
         file = ServerFile.read(path)
         renamed = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
-        ctx.default_map = {**(ctx.default_map or {}), **file.serve, **renamed}
+        pinned = {"pinned": file.pinned} if file.pinned else {}
+        ctx.default_map = {**(ctx.default_map or {}), **file.serve, **renamed, **pinned}
         ctx.meta[_FILE] = file
 
 

@@ -168,7 +168,8 @@ class Place:
     """Where a frontend listens, and which Tritons it forwards to.
 
     All ``tritons`` serve the same models. ``url`` is the gRPC address of the first. ``status``
-    is the socket at which ``serve`` reports the state of each model.
+    is the socket at which ``serve`` reports the state of each model. If they are loaded
+    ``on_demand``, the frontend holds a model there while it uses it (``llmserve.server.Holds``).
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     """
@@ -182,6 +183,7 @@ class Place:
     open: bool = False
     status: Path | None = None
     collector: str = ""
+    on_demand: bool = False
 
     @property
     def url(self) -> str:

@@ -107,7 +107,12 @@ class Kept:
     def failed(self) -> bool:
         """Whether nothing that could answer is left here."""
         models = [model.state is State.FAILED for model in self.models.values()]
-        return self.given_up or (bool(models) and all(models) and not self.emptied)
+        return self.given_up or (bool(models) and all(models) and not self.may_be_empty)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a Triton without models is no failure."""
+        return self.emptied or self.settings.on_demand
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, and why."""
