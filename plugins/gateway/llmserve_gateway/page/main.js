@@ -2,6 +2,7 @@
 import { openChat } from "./chat.js";
 import { openCompare } from "./compare.js";
 import { watchLoad } from "./load.js";
+import { watchModels } from "./loads.js";
 import { keepModels } from "./models.js";
 import { openRequests } from "./requests.js";
 import { openTabs } from "./tabs.js";
@@ -9,5 +10,8 @@ import { openTabs } from "./tabs.js";
 openChat();
 openCompare();
 openRequests();
-openTabs((view) => watchLoad(view === "load"));
+openTabs((view) => {
+  watchLoad(view === "load");
+  watchModels(view === "load");
+});
 keepModels();
