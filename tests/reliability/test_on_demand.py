@@ -8,7 +8,7 @@ from tests.live.servers import figure
 from tests.reliability.on_demand import soak, words
 
 PLACE = 2
-SECONDS = 20.0
+SECONDS = 15.0
 MEMORY = 300e6
 """Far more than the models take, which have no weights."""
 
