@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from llmserve.client.failures import type_of
-from llmserve.errors import ClientError, NotLoadedError
+from llmserve.errors import ClientError, ModelNotReadyError, NotLoadedError
 
 _NOT_YET, _PATIENCE = 0.2, 20
 """Seconds between two tries to reach a ``serve`` that is about to serve, and how many there are."""
@@ -128,6 +127,6 @@ class _Shared:
 
 
 def _error(answer: Mapping[str, Any]) -> ClientError:
-    code, details = str(answer.get("code")), answer.get("details") or {}
-    kind = type_of(code)
-    return kind(answer["failed"], hint=answer.get("hint"), code=code, details=details)
+    is_unknown = answer.get("code") == ModelNotReadyError.code
+    kind = ModelNotReadyError if is_unknown else NotLoadedError
+    return kind(answer["failed"], hint=answer.get("hint"), details=answer.get("details"))

@@ -145,11 +145,11 @@ def test_a_serve_that_is_about_to_hold_models_is_asked_again(
     async def go() -> None:
         path = tmp_path / "sock"
         async with listening(path, not_yet):
-            asking = asyncio.ensure_future(used(Holds(path), "a", []))
+            waiting = asyncio.ensure_future(used(Holds(path), "a", []))
             await asyncio.sleep(0.03)
-            assert not asking.done()
+            assert not waiting.done()
             async with serving(path, Models()):
-                await asking
+                await waiting
 
     asyncio.run(asyncio.wait_for(go(), 20))
 
