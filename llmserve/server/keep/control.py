@@ -113,7 +113,9 @@ async def listening(
         try:
             request = json.loads(await reader.readline())
             if follower := followers.get(request.get("do")):
-                await _follow(follower(request), reader, writer)
+                # At the end of the loop, which asyncio (3.11) would report as an error.
+                with suppress(asyncio.CancelledError):
+                    await _follow(follower(request), reader, writer)
                 return
             response = await answer(request)
         except (LLMServeError, OSError) as error:
