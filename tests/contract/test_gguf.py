@@ -163,7 +163,7 @@ def test_a_folder_with_one_gguf_file_is_that_model(file: Path, repo: Path) -> No
     result = llmserve.build("iterative", str(file.parent), output=repo, name="tiny")
     assert result.manifest.source == {"kind": "local", "file": file.name}
     shutil.copyfile(file, file.with_name("other.gguf"))
-    with pytest.raises(ModelSourceError, match=r"has 2 GGUF files: name one: --model \S+other"):
+    with pytest.raises(ModelSourceError, match=r"has 2 GGUF files: name one: \S+other"):
         llmserve.build("hf", str(file.parent), output=repo, name="tiny")
 
 
@@ -271,5 +271,5 @@ def test_one_file_of_a_model_on_the_hub(file: Path, repo: Path) -> None:
 
 
 def test_a_file_that_is_not_there(repo: Path) -> None:
-    with pytest.raises(ModelSourceError, match=r"no file at ./m\.gguf: --model takes a local"):
+    with pytest.raises(ModelSourceError, match=r"no file at ./m\.gguf: name a local"):
         llmserve.build("hf", "./m.gguf", output=repo)

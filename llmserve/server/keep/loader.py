@@ -6,6 +6,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
+from llmserve.contract.tasks import GENERATE, PARAMETER
+from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import KeptModel
@@ -47,15 +49,16 @@ class ReplicaLoader:
             self._expected[name] = float(sum(each) * len(self._keepers))
         return max(self._expected[name], self._most[name])
 
-    def tensors(self, name: str) -> dict[str, list[str]]:
-        """Return the names of a model's inputs and outputs; none if they cannot be read."""
-        config = self._repository.model(name).config
-        if config is None:
-            return {}
-        return {
-            "inputs": [tensor.name for tensor in config.input],
-            "outputs": [tensor.name for tensor in config.output],
-        }
+    def task(self, name: str) -> str:
+        """Return what a model is for, "" if it takes no text, or returns none."""
+        if (config := self._repository.model(name).config) is None:
+            # Nothing is known of one that cannot be read.
+            return GENERATE
+        inputs, outputs = ({each.name for each in side} for side in (config.input, config.output))
+        if TEXT_INPUT.name not in inputs:
+            return ""
+        told = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        return told or (GENERATE if TEXT_OUTPUT.name in outputs else "")
 
     def measure(self) -> None:
         """Measure the memory of the models that are loaded."""

@@ -230,7 +230,7 @@ class Supervisor:
             return [*map(dict, models)]
         offered = demand.offered
         return [
-            {**m, **demand.report(m["name"]), **self._loader.tensors(m["name"])}
+            {**m, **demand.report(m["name"]), "task": self._loader.task(m["name"])}
             if m["name"] in offered
             else {**m}
             for m in models

@@ -23,7 +23,6 @@ from llmserve_gateway.keys import new_key
 from tests import gateways
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-TENSORS = {"inputs": ["text_input"], "outputs": ["text_output"]}
 
 
 class Serve:
@@ -68,7 +67,7 @@ class Serve:
     def report(self, name: str) -> dict[str, Any]:
         state = "ready" if name in self.loaded else "unloaded"
         base = {"name": name, "state": state, "why": "", "restarts": 0, "loads": 1}
-        return {**base, **self.demand.report(name), **TENSORS}
+        return {**base, **self.demand.report(name), "task": "generate"}
 
     async def hold(self, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         try:

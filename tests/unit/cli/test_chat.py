@@ -300,12 +300,18 @@ def test_a_server_with_openais_api_can_be_talked_to(tmp_path: Path) -> None:
     assert bodies[0]["max_tokens"] == 9
 
 
-def test_what_ended_is_noticed_before_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(["one"])
+def test_what_was_said_can_be_saved_when_the_server_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["one", f"/save {tmp_path / 'talk.md'}", "/bye"])
     monkeypatch.setattr("llmserve_cli.chat._reader", lambda: lines.__next__)
 
     def check() -> None:
         raise UnreachableError("the server has ended")
 
-    with pytest.raises(UnreachableError, match="has ended"):
-        converse(Conversation(FakeClient("messages"), "m"), check)
+    client = FakeClient("messages")
+    conversation = Conversation(client, "m", turns=[("zero", "none")])
+    converse(conversation, check)
+    assert "llmserve: the server has ended" in capsys.readouterr().err
+    assert "none" in (tmp_path / "talk.md").read_text()
+    assert not client.sent

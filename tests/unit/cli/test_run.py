@@ -42,7 +42,7 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["dmeo", "--plugin", "hf"], LLMServeError, "did you mean 'demo'?"),
         (["./none", "--plugin", "hf"], LLMServeError, "no folder at ./none"),
         (["none.gguf", "--plugin", "hf"], LLMServeError, "no file at none.gguf: "),
-        (["", "--plugin", "hf"], LLMServeError, "--model is empty"),
+        (["", "--plugin", "hf"], LLMServeError, "the model is not named"),
         (["x" * 400, "--plugin", "hf"], LLMServeError, "x… cannot be a path: File name too long"),
     ],
 )

@@ -37,8 +37,8 @@ class Models:
         del name
         return 1.0
 
-    def tensors(self, name: str) -> dict[str, list[str]]:
-        return {"inputs": [f"input of {name}"]}
+    def task(self, name: str) -> str:
+        return f"task of {name}"
 
     async def load(self, name: str) -> None:
         if name == "broken":
@@ -58,7 +58,7 @@ async def serving(path: Path, models: Models | None) -> AsyncGenerator[Superviso
     if models is not None:
         names = ("a", "b", "broken")
         supervisor._demand = Demand(names, models, OnDemand(max_loaded=1))
-        supervisor._loader = SimpleNamespace(tensors=models.tensors)  # type: ignore[assignment]
+        supervisor._loader = SimpleNamespace(task=models.task)  # type: ignore[assignment]
     async with listening(path, supervisor._answer, {"hold": supervisor._hold}):
         yield supervisor
 
@@ -166,7 +166,7 @@ def test_a_user_loads_and_unloads_over_the_same_socket(tmp_path: Path) -> None:
             entry = {"name": "a", "state": "unloaded"}
             (report,) = supervisor._with_demand([entry])
             assert report["loaded"] is False
-            assert report["inputs"] == ["input of a"]
+            assert report["task"] == "task of a"
             part = {"name": "part", "state": "ready"}
             assert supervisor._with_demand([part]) == [part]
 

@@ -269,7 +269,14 @@ def test_the_size_of_a_model_is_measured_or_expected(one: One) -> None:
         assert loader.size("a") == 200.0
         await loader.unload("a")
         assert loader.size("a") == 300.0, "the most that it took"
-        assert loader.tensors("a") == {}
+        assert loader.task("a") == "generate", "nothing is known of it"
+        (one.kept.folder("a") / "config.pbtxt").write_text(
+            'parameters { key: "llmserve.task" value { string_value: "embed" } }\n'
+            'input { name: "text_input" }'
+        )
+        assert ReplicaLoader([keeper]).task("a") == "embed"
+        (one.kept.folder("a") / "config.pbtxt").write_text('input { name: "IN" }')
+        assert ReplicaLoader([keeper]).task("a") == ""
         one.kept.models["a"].failed(1.0, "no weights")
         assert loader.why_it_failed("a") == "no weights"
 

@@ -4,11 +4,13 @@ import { openCompare } from "./compare.js";
 import { watchLoad } from "./load.js";
 import { watchModels } from "./loads.js";
 import { keepModels } from "./models.js";
+import { openRank } from "./rank.js";
 import { openRequests } from "./requests.js";
 import { openTabs } from "./tabs.js";
 
 openChat();
 openCompare();
+openRank();
 openRequests();
 openTabs((view) => {
   watchLoad(view === "load");
