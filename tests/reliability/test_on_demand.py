@@ -16,7 +16,7 @@ MEMORY = 300e6
 def test_more_models_than_places_are_served_without_an_error(tmp_path: Path) -> None:
     outcome = soak(words(tmp_path, 4), PLACE, SECONDS, clients=8, memory=MEMORY)
     assert outcome.problems == [], outcome
-    assert outcome.counts["answered"] > 20
+    assert outcome.counts["answered"] > 8
     assert outcome.counts["refused, of the broken model"] > 0
     figure("models on demand: answered requests", outcome.counts["answered"], "")
     figure("models on demand: loaded", sum(map(len, outcome.loads.values())), " times")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -312,18 +312,18 @@ class Demand:
         self._queue = [model for model in self._queue if model.waiting]
         for model in self._models.values():
             model.victim = False
-        blocked = False
+        before: list[_Model] = []
         for model in list(self._queue):
             if self._takes_holds(model):
                 self._grant(model, model.waiting)
                 self._queue.remove(model)
-            elif not blocked and model.task is None and not self._loader.is_loaded(model.name):
+            elif model.task is None and not self._loader.is_loaded(model.name):
                 if why := self._never_fits(model):
                     self._refuse_waiting(model, _too_large(model, why))
                     self._queue.remove(model)
-                else:
-                    # Whoever came later waits as well: a large model would never find its place.
-                    blocked = not self._begin(model)
+                elif not self._begin(model, before):
+                    # Whoever comes later leaves its place: a large model would never find one.
+                    before.append(model)
         for model in self._models.values():
             if model.going and not model.holds and model.task is None:
                 if self._loader.is_loaded(model.name):
@@ -336,16 +336,24 @@ class Demand:
             for hold in model.waiting:
                 hold.change(place=place)
 
-    def _begin(self, model: _Model) -> bool:
-        """Begin to load a model if there is place for it; otherwise choose what has to go."""
+    def _begin(self, model: _Model, before: Sequence[_Model]) -> bool:
+        """Begin to load a model if there is place for it; otherwise choose what has to go.
+
+        Those ``before`` it are to be loaded as well. Only the first may stop others at work.
+        """
         taking = self._taking()
         staying = [each for each in taking if not (each.going or each.unloading)]
+        victims: list[_Model] = []
         for each in self._by_use(staying):
-            if self._fits([*staying, model]):
+            if self._fits([*staying, *before, model]) or (before and each.holds):
                 break
-            each.victim = True
+            victims.append(each)
             staying.remove(each)
-        if not self._fits([*taking, model]):
+        if not self._fits([*staying, *before, model]):
+            return False
+        for each in victims:
+            each.victim = True
+        if not self._fits([*taking, *before, model]):
             return False
         self._start(model, self._load(model))
         return True

@@ -138,6 +138,31 @@ def test_one_that_nobody_uses_goes_before_one_at_work() -> None:
     go(scenario())
 
 
+def test_several_that_nobody_uses_go_at_once_and_only_one_at_work() -> None:
+    async def scenario() -> None:
+        models = Models(a=1, b=1, c=1, d=1)
+        one, clock = demand(models, max_loaded=2)
+        for name in "ab":
+            await used(one, name)
+        models.gate.clear()
+        wanted = [one.hold("c"), one.hold("d")]
+        await settled()
+        assert models.history == ["+a", "+b", "-a", "-b"]
+        assert models.taking == {"c", "d"}
+        models.gate.set()
+        for hold in wanted:
+            await hold.granted
+        later = [one.hold("a"), one.hold("b")]
+        await settled()
+        assert [hold.going for hold in wanted] == [True, False]
+        clock.now += 1
+        one.release(wanted[0])
+        await later[0].granted
+        assert [hold.going for hold in (wanted[1], later[0])] == [True, False]
+
+    go(scenario())
+
+
 def test_a_model_stays_if_who_waited_for_its_place_has_gone() -> None:
     async def scenario() -> None:
         models = Models(a=1, b=1)
