@@ -1,9 +1,9 @@
 """Models that are loaded when a request needs them: which is next, and which makes place for it.
 
 Whoever sends requests to a model holds it meanwhile. A model that has to go gets no new holds and
-is unloaded when the last hold ends, so that it answers nothing any more: Triton 2.51 can crash
-when it unloads a model that does. Of the models that nobody holds, the least recently used goes
-first. Who waits is served in the order of arrival, and nobody overtakes.
+is unloaded when the last hold ends, so that it answers nothing any more (see
+workarounds.UNLOADED_AT_WORK). Of the models that nobody holds, the least recently used goes first.
+Who waits is served in the order of arrival, and nobody overtakes.
 """
 
 from __future__ import annotations
