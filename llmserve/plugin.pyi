@@ -13,6 +13,7 @@ from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.encoders import EncoderLayout as EncoderLayout
 from llmserve.builder.encoders import encoder_layout as encoder_layout
+from llmserve.builder.encoders import file_of as file_of
 from llmserve.builder.encoders import labels_of as labels_of
 from llmserve.builder.encoders import max_length as max_length
 from llmserve.builder.ensemble import Assembly as Assembly
@@ -48,6 +49,8 @@ from llmserve.packages import install_command as install_command
 from llmserve.plugins.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
 from llmserve.plugins.commands import lazy_command as lazy_command
 from llmserve.plugins.commands import section as section
+from llmserve.plugins.file_command import FileCommand as FileCommand
+from llmserve.plugins.file_command import server_file_of as server_file_of
 from llmserve.plugins.hookspecs import hookimpl as hookimpl
 from llmserve.plugins.options import INT32_MAX as INT32_MAX
 from llmserve.plugins.options import Option as Option

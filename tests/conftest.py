@@ -33,6 +33,14 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _tests_that_tests_run_start_soon() -> Iterator[None]:
+    """As pyproject.toml has it for those here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_ADDOPTS", "-p no:langsmith_plugin -p no:anyio")
+        yield
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run tests that need the same models on the same worker, so that they share a Triton."""
@@ -54,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _seconds(group: str) -> int:
     """About how long a group takes; those that start a Triton take longer than others."""
-    return _LONG.get(group, 2 if "live" in group else 1)
+    own = 2 if "live" in group else 1
+    return _LONG.get(group, own if group.endswith(".py") else 30)
 
 
 _OPENVINO = "plugins/openvino/tests/openvino_engine"

@@ -53,7 +53,7 @@ def encoder_layout(source: ModelSource) -> EncoderLayout:
     pooling = "mean"
     for kind, path in modules:
         if kind == "Pooling":
-            pooling = _pooling(_module_file(source, path))
+            pooling = _pooling(file_of(source, f"{Path(path).name}/config.json"))
     prompts, default = _prompts(source)
     return EncoderLayout(
         pooling,
@@ -201,13 +201,11 @@ def _check_order(source: ModelSource, modules: list[tuple[str, str]]) -> None:
         )
 
 
-def _module_file(source: ModelSource, folder: str) -> Path:
-    """Return the configuration of a module, which is not among a model's usual files."""
-    name = Path(folder).name
-    file = source.path / name / "config.json"
+def file_of(source: ModelSource, name: str) -> Path:
+    """Return a file of a model that is not among the usual ones, such as one in a folder of it."""
+    file = source.path / name
     if not file.is_file() and source.repo_id and source.revision:
-        path = f"{name}/config.json"
-        return fetch_file(source.repo_id, path, revision=source.revision, report=lambda _: None)
+        return fetch_file(source.repo_id, name, revision=source.revision, report=lambda _: None)
     return file
 
 

@@ -182,6 +182,7 @@ class Place:
     ``on_demand``, the frontend holds a model there while it uses it (``llmserve.server.Holds``).
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
+    ``batches`` is the folder in which a frontend may keep files that clients upload.
     """
 
     tritons: tuple[Address, ...]
@@ -193,6 +194,7 @@ class Place:
     open: bool = False
     status: Path | None = None
     collector: str = ""
+    batches: Path | None = None
     on_demand: bool = False
 
     @property

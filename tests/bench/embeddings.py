@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -61,10 +62,9 @@ def make_texts(folder: Path, count: int) -> list[str]:
 def encoder(folder: Path) -> tuple[str, Encode]:
     """Return what is measured against, and its name."""
     if find_spec("sentence_transformers"):
-        import sentence_transformers
-
-        model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-        name = f"sentence-transformers {sentence_transformers.__version__}"
+        library: Any = import_module("sentence_transformers")
+        model = library.SentenceTransformer(str(folder), device="cpu")
+        name = f"sentence-transformers {library.__version__}"
         return name, lambda texts, size: model.encode(list(texts), batch_size=size)
     return "transformers", _by_transformers(folder)
 
@@ -76,7 +76,7 @@ def _by_transformers(folder: Path) -> Encode:
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def encode(texts: Sequence[str], size: int) -> Any:
-        rows = {}
+        rows: dict[int, Any] = {}
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         for first in range(0, len(texts), size):
             some = order[first : first + size]

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import llmserve
 from llmserve.builder import gguf
@@ -116,7 +117,7 @@ def converted_model() -> Path:
 _BUILDING = ("builder", "repository", "contract", "plugins")
 
 
-def openvino_model(name: str, **options: str) -> Path:
+def openvino_model(name: str, **options: Any) -> Path:
     """Return the model as ``openvino`` builds it, under this name and with these options.
 
     It takes a minute, so it is done again only when the code of builds has changed.
@@ -129,7 +130,7 @@ def openvino_model(name: str, **options: str) -> Path:
             llmserve.build("openvino", str(source), name=name, output=output, **options)
             (output / name).rename(folder)
 
-    code = [ROOT / "llmserve" / room for room in _BUILDING]
+    code = [ROOT / "llmserve" / name for name in _BUILDING]
     code.append(ROOT / "plugins" / "openvino" / "llmserve_openvino")
     packages = installed("llmserve", "openvino", "nncf", "torch", "transformers")
     return kept(f"openvino-{name}", build, str(source), str(options), packages, *code)

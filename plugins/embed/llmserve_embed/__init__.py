@@ -55,8 +55,16 @@ _OPENVINO = (
         "With int8 weights, how many activations share a scale; 0 leaves them unchanged.",
         minimum=0,
     ),
+    Option(
+        "file",
+        "",
+        "A file of the model in ONNX's or OpenVINO's form, such as onnx/model_qint8_avx512.onnx, "
+        "to compute with as it is.",
+    ),
     Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
 )
+# A model may have no other weights than a file that is named.
+_OPENVINO_WEIGHTS = ("*.safetensors", "*.onnx", "onnx/*.onnx", "openvino_model.xml")
 _TORCH_PACKAGES = ("accelerate", "numpy", "torch", "transformers")
 _OPENVINO_PACKAGES = ("numpy", "openvino")
 _CLIENT = "llmserve.client.value_script"
@@ -86,6 +94,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             answers="vector",
             architectures=ENCODER.suffixes,
             requires=_OPENVINO_PACKAGES,
+            weights=_OPENVINO_WEIGHTS,
         ),
         Generator(
             name="classifier",
@@ -106,6 +115,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             answers="logits",
             architectures=CLASSIFIER.suffixes,
             requires=_OPENVINO_PACKAGES,
+            weights=_OPENVINO_WEIGHTS,
         ),
     ]
 

@@ -27,19 +27,20 @@ class OpenVinoNetwork:
     def __init__(
         self, path: Path, pooling: str | None, padding: int, properties: Mapping[str, Any]
     ) -> None:
-        model = ov.Core().read_model(str(path))
         self.padding = padding
-        self._model = compiled(model if pooling is None else pooled(model, pooling), properties)
-        self._names = {port.any_name for port in self._model.inputs}
+        self._model = compiled(values_of(read(path), pooling), properties)
+        self._types = {port.any_name: port.element_type.to_dtype() for port in self._model.inputs}
         self._request = self._model.create_infer_request()
 
     def __call__(
         self, ids: npt.NDArray[Any], mask: npt.NDArray[Any], segments: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        inputs = dict(zip(INPUTS, (ids, mask, segments), strict=True))
+        named = zip(INPUTS, (ids, mask, segments), strict=True)
+        inputs = {name: rows for name, rows in named if name in self._types}
+        typed = {name: rows.astype(self._types[name], copy=False) for name, rows in inputs.items()}
         try:
             # Other Python threads can run meanwhile.
-            self._request.infer({name: inputs[name] for name in self._names}, share_inputs=True)
+            self._request.infer(typed, share_inputs=True)
         except Exception:
             # A request that failed may be left in any state.
             self._request = self._model.create_infer_request()
@@ -83,14 +84,36 @@ def compiled(model: Any, properties: Mapping[str, Any]) -> Any:
     return ov.Core().compile_model(model, "CPU", options)
 
 
-def pooled(model: Any, pooling: str) -> Any:
-    """Return the model with one vector for each row, made of those of its tokens."""
+def read(path: Path) -> Any:
+    """Read a model; what is none raises a ValueError."""
+    try:
+        return ov.Core().read_model(str(path))
+    except RuntimeError as error:
+        raise ValueError(str(error).strip().splitlines()[-1]) from None
+
+
+def values_of(model: Any, pooling: str | None) -> Any:
+    """Return the model with one output, the values of each row: pooled, or the logits.
+
+    A model that is not for this raises a ValueError.
+    """
     ops = ov.opset13
-    states = model.output(0).get_node().input_value(0)
-    mask = model.input("attention_mask").get_node().output(0)
-    result = ops.result(_POOLINGS[pooling](ops, states, mask))
+    names = {port.any_name: port for port in model.inputs}
+    if unknown := sorted(names.keys() - {*INPUTS}):
+        raise ValueError(f"it reads {', '.join(unknown)}")
+    if missing := sorted({*INPUTS[:2]} - names.keys()):
+        raise ValueError(f"it does not read {' and '.join(missing)}")
+    wanted = 2 if pooling is None else 3
+    fitting = [port for port in model.outputs if port.partial_shape.rank == wanted]
+    if not fitting:
+        what = "logits" if pooling is None else "vectors of tokens"
+        raise ValueError(f"it has no output of {what}")
+    values = fitting[0].get_node().input_value(0)
+    if pooling is not None:
+        mask = names["attention_mask"].get_node().output(0)
+        values = _POOLINGS[pooling](ops, values, ops.convert(mask, "i64"))
     inputs = [port.get_node() for port in model.inputs]
-    return ov.Model([result], inputs, "pooled")
+    return ov.Model([ops.result(values)], inputs, "values")
 
 
 def _constant(ops: Any, *values: int) -> Any:

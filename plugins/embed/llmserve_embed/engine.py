@@ -88,10 +88,10 @@ class OpenVinoValues(Packed):
     generators ``encoder-openvino`` and ``classifier-openvino``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
-        from llmserve_embed.compiled import MODEL, OpenVinoNetwork, properties
+        from llmserve_embed.compiled import OpenVinoNetwork, properties
 
         network = OpenVinoNetwork(
-            folder / settings["path"] / MODEL,
+            folder / settings["path"],
             settings.get("pooling"),
             settings["padding"],
             properties(settings),

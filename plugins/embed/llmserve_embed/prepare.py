@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import (
@@ -17,6 +18,7 @@ from llmserve.plugin import (
     PluginError,
     check_kind,
     encoder_layout,
+    file_of,
     install_command,
     max_length,
     place_instances,
@@ -33,7 +35,9 @@ def prepare_torch(context: BuildContext, kind: ModelKind, *, pools: bool) -> Map
 
 
 def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
-    """Convert a model to OpenVINO's form."""
+    """Convert a model to OpenVINO's form, or place a file of it that has such a form."""
+    from llmserve_embed.compiled import MODEL
+
     options = context.options
     if options["device"] not in ("auto", "cpu"):
         raise OptionError(
@@ -42,11 +46,14 @@ def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> 
         )
     common = _common(context, kind, pools=pools)
     place_instances(context.config, "cpu", 1)
-    padding = _padding(context)
-    _convert(context, {"loader": kind.loader, "padding": padding})
+    padding, file = _padding(context), str(options["file"])
+    if file:
+        _place(context, file, pools=pools)
+    else:
+        _convert(context, {"loader": kind.loader, "padding": padding})
     return {
         **common,
-        "path": _FOLDER,
+        "path": f"{_FOLDER}/{Path(file).name or MODEL}",
         "padding": padding,
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": _dtype(context) in ("bfloat16", "float16"),
@@ -84,6 +91,33 @@ def _padding(context: BuildContext) -> int:
 def _dtype(context: BuildContext) -> Any:
     config = context.source.config()
     return config.get("dtype") or config.get("torch_dtype")
+
+
+def _place(context: BuildContext, name: str, *, pools: bool) -> None:
+    """Copy a file that the model brings, with its weights if they are beside it."""
+    from llmserve_embed.compiled import read, values_of
+
+    if context.options["weight_format"] != "auto":
+        raise OptionError(
+            f"the weights in {name} stay as they are", hint="leave out weight_format, or file"
+        )
+    file = file_of(context.source, name)
+    if not file.is_file() or file.suffix not in (".onnx", ".xml"):
+        raise OptionError(
+            f"{context.source.asked} has no file {name} in ONNX's or OpenVINO's form",
+            hint="name one of its own, such as onnx/model.onnx, or leave out file",
+        )
+    beside = [each for each in file.parent.glob(f"{file.name}*data") if each.is_file()]
+    if file.suffix == ".xml":
+        beside = [file_of(context.source, str(Path(name).with_suffix(".bin")))]
+    try:
+        values_of(read(file), "mean" if pools else None)
+    except ValueError as error:
+        raise ModelSourceError(
+            f"{name} of {context.source.asked} cannot be used: {error}",
+            hint="name another file of it, or leave out file",
+        ) from None
+    context.place([file, *beside], _FOLDER, copy=True)
 
 
 def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:

@@ -247,14 +247,14 @@ class Fields:
         if row.kind == "flag":
             # One that has no default, or true, may be switched off.
             is_sent = self._schemas is None and self._remaining[name] is not None
-            value = self.boolean(name)
-            return value if is_sent and value != row.default else None
+            flag = self.boolean(name)
+            return flag if is_sent and flag != row.default else None
         if row.kind == "text":
             return self.text(name, required=False)
         if row.kind == "words":
             return self.texts(name, int(high))
-        value = self.mapping(name)
-        return (_biases(name, value, int(high)) if row.kind == "biases" else value) or None
+        mapping = self.mapping(name)
+        return (_biases(name, mapping, int(high)) if row.kind == "biases" else mapping) or None
 
     def refuse(self, why: str, *names: str) -> None:
         """Refuse fields that ask for something unsupported."""

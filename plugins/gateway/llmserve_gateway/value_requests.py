@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, INPUT_IDS, OPTIONS, RERANK, TRUNCATE
 from llmserve_gateway.errors import ApiError, bad_request
@@ -85,7 +85,9 @@ class ValueRequest:
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """All texts, each once."""
-        return [*self.texts, *(self.pairs or ())]  # type: ignore[list-item, return-value]
+        # With pairs, they are not token ids.
+        prompts: Any = [*self.texts, *(self.pairs or ())]
+        return cast("list[str] | list[list[int]]", prompts)
 
     @property
     def size(self) -> int:
@@ -279,7 +281,7 @@ def _documents(value: Any) -> list[str]:
         raise bad_request(f"{name} must be a list with at least one text", name)
     if len(value) > MAX_TEXTS:
         raise _too_many(name, len(value))
-    texts = [item.get("text") if isinstance(item, dict) else item for item in value]
+    texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in value]
     if not all(isinstance(text, str) for text in texts):
         _refuse_item(name, texts, lambda text: isinstance(text, str))
     _check_texts(name, texts, empty=True)

@@ -151,6 +151,16 @@ def test_a_request_is_retried_before_its_first_piece_if_the_replica_failed(
     assert asyncio.run(answer_of(first, ["b"]))[:2] == (text, counts)
 
 
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_values_are_computed_where_least_is_running(running: list[int]) -> None:
+    group = make_replicas(len(running))
+    for replica, count in zip(group.all, running, strict=True):
+        replica.running = count
+    for _ in range(3):
+        assert group.choose(_Request("m", (), None)).running == min(running)
+    assert not group._readers
+
+
 def test_values_that_a_replica_has_failed_to_compute_come_from_another() -> None:
     async def go() -> None:
         group = make_replicas(2)

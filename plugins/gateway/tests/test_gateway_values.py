@@ -327,7 +327,7 @@ def test_what_is_wrong_is_said_once_and_the_next_request_is_served() -> None:
     serve(triton, go)
 
 
-CHATS = {
+CHATS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import llmserve
 from llmserve.builder.build import BuildResult
+from llmserve.errors import LLMServeError
 from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
-from llmserve_embed.engine import Packed, TorchClassifier, TorchEncoder
-from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder
+from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
+from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 
@@ -113,3 +115,25 @@ def test_a_text_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
         cut = reader(*texts, truncation=True, max_length=20)["input_ids"]
         assert tokenizer.encode_pair(*texts, limit=20)[0] == cut
         assert len(tokenizer.encode_pair(*texts)[0]) > 20
+
+
+def test_a_file_that_the_model_brings_is_used_as_it_is(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path / "model")
+    (model / "onnx").mkdir()
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    example = tuple(torch.ones(2, 3, dtype=torch.int64) for _ in inputs)
+    shapes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in inputs)
+    torch.onnx.export(
+        AutoModel.from_pretrained(model).eval(), example, model / "onnx" / "model.onnx",
+        input_names=inputs, output_names=["last_hidden_state"], dynamic_shapes=shapes,
+        verbose=False,
+    )  # fmt: skip
+    (model / "model.safetensors").unlink()
+    result = build("embed", model, tmp_path, generator="encoder-openvino", file="onnx/model.onnx")
+    engine, tokenizer = runtime(result, OpenVinoValues)
+    expected = [pooled(save_encoder(tmp_path / "same"), text, "mean") for text in TEXTS]
+    np.testing.assert_allclose(values(engine, tokenizer, TEXTS), expected, atol=1e-5)
+    config = json.loads((model / "config.json").read_text())
+    write(model / "config.json", {**config, "architectures": ["BertForSequenceClassification"]})
+    with pytest.raises(LLMServeError, match="it has no output of logits"):
+        build("classify", model, tmp_path, generator="classifier-openvino", file="onnx/model.onnx")

@@ -69,7 +69,7 @@ def close(got: Any, expected: Any) -> None:
 
 
 def test_openai_embeds(gateway: Gateway, embedder: str, vectors: Any) -> None:
-    client = gateway.client().embeddings
+    client: Any = gateway.client().embeddings
     for encoding in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
         answer = client.create(model=embedder, input=TEXTS, **encoding)
         got = [entry.embedding for entry in answer.data]
@@ -149,7 +149,7 @@ def test_models_say_what_they_are_for(
 def test_bad_input_costs_nobody_else_anything(
     gateway: Gateway, embedder: str, reranker: str, vectors: Any
 ) -> None:
-    embed = {"model": embedder, "input": TEXTS}
+    embed: dict[str, Any] = {"model": embedder, "input": TEXTS}
     rank = {"model": reranker, "query": QUERY, "documents": DOCUMENTS}
     bad = [
         ("/v1/embeddings", {**embed, "input": ["a"] * 10_000}, None),
@@ -166,7 +166,8 @@ def test_bad_input_costs_nobody_else_anything(
         answer = gateway.post(path, body)
         assert answer.status_code == (422 if code == "not_a_number" else 400), answer.text
         assert answer.json()["error"]["code"] == code
-        got = gateway.client().embeddings.create(**embed)
+        client: Any = gateway.client()
+        got = client.embeddings.create(**embed)
         close([entry.embedding for entry in got.data], vectors)
     cut = {**embed, "input": ["a", "word " * 200_000], "truncate": True}
     assert len(gateway.post("/v1/embeddings", cut).json()["data"]) == 2
