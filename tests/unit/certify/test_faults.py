@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from llmserve.certify import Examination, Report, run_checks
 from llmserve.certify.checks import CHECKS
+from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.openai import OpenAIEndpoint
 from tests.toy_server import FAULTS, ToyModel, ToyServer
 
 
+class ToyExamination(Examination):
+    """Tells the server what comes at once, so that its batches do not depend on the machine."""
+
+    server: ToyServer
+
+    def together(
+        self, asks: Sequence[Ask], *, delay: float = 0.0, most: int | None = None
+    ) -> list[Reply]:
+        with self.server.expecting(0 if delay else len(asks), most or self.concurrency):
+            return super().together(asks, delay=delay, most=most)
+
+
 def examined(fault: str = "", *, reference: bool = True, **options: object) -> Report:
-    with ToyServer(fault).serving() as url:
+    server = ToyServer(fault)
+    with server.serving() as url:
         model = ToyModel() if reference else None
         endpoint = OpenAIEndpoint(url, "toy")
-        exam = Examination(endpoint, model, precision="float32", **options)  # type: ignore[arg-type]
+        exam = ToyExamination(endpoint, model, precision="float32", **options)  # type: ignore[arg-type]
+        exam.server = server
         return run_checks(exam, CHECKS)
 
 
