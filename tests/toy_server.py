@@ -233,6 +233,9 @@ class ToyServer:
         else:
             job.text = model.decode((), ids)
         job.text = job.text or ("" if stops and job.reason == "stop" else model.decode((), ids))
+        if self.fault == "prompt-echoed" and "prompt" in options:
+            whole = model.decode((), job.prompt)
+            job.text = f"<s>{whole}{job.text}" if whole.strip() else job.text
         if self.fault == "reason-always-stop":
             job.reason = "stop"
         job.input_tokens, job.output_tokens = len(job.prompt), len(ids)
@@ -388,5 +391,6 @@ FAULTS = {
     "reason-always-stop": "finish-reason",
     "order-changed-once-in-fifty": "own-answer",
     "padded-positions": "same-in-a-batch",
+    "prompt-echoed": "no-echo",
 }
 """Each fault, and the check that must name it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import UsageError
+from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
@@ -59,6 +60,13 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
 @REPOSITORY
 @OPENAI
 @click.option("--http-url", help="Triton's HTTP address, for the curl commands in the report.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Send an option with every request, such as one that the model needs (repeatable).",
+)
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
@@ -162,12 +170,13 @@ def _examination(model: str, options: dict[str, Any], status: Status) -> Iterato
 
 @contextmanager
 def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
+    always = assigned(options["assignments"])
     if options["openai"]:
         if options["url"] or options["http_url"]:
             raise UsageError("--url and --http-url are Triton's", hint="leave out --openai or them")
         from llmserve.certify.openai import OpenAIEndpoint
 
-        yield OpenAIEndpoint(options["openai"], model, options["timeout"])
+        yield OpenAIEndpoint(options["openai"], model, options["timeout"], always=always)
         return
     from llmserve.certify.triton import TritonEndpoint
     from llmserve.client import connect, parse_url
@@ -175,7 +184,7 @@ def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
     url = url_for(model, options["url"], options["repository"])
     with connect(url, timeout=options["timeout"]) as client:
         http = (options["http_url"] or "").rstrip("/")
-        yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http)
+        yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http, always=always)
 
 
 def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]) -> None:

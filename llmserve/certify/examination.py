@@ -35,6 +35,8 @@ ASSUMED: Mapping[str, float] = {
 _ROUNDING = 1e-3
 _TIMES = 2.0
 """How many times the largest change that was measured is still explained by it."""
+_BEFORE_ECHO = 16
+"""The characters that may stand before a prompt that an answer repeats."""
 _EARLY = 3
 _EARLY_SHARE = 0.25
 _EARLY_LEAST = 3
@@ -127,9 +129,7 @@ class Examination:
     def try_ask(self, ask: Ask) -> Reply:
         self.count()
         answer = self.endpoint.ask(ask)
-        if self.echoes and ask.prompt and answer.text.startswith(ask.prompt):
-            return replace(answer, text=answer.text[len(ask.prompt) :])
-        return answer
+        return replace(answer, text=after_echo(ask, answer)) if self.echoes else answer
 
     def count(self, requests: int = 1) -> None:
         """Count requests against the budget."""
@@ -319,6 +319,13 @@ class Examination:
             f"{len(pairs)} of {asked} answers differ {doing}, as {answer.text[:60]!r} instead of "
             f"{want.text[:60]!r}: only the model can say whether that is rounding (--against)"
         )
+
+
+def after_echo(ask: Ask, answer: Reply) -> str:
+    """Return what comes after a prompt that an answer begins with, or special tokens and it."""
+    text, prompt = answer.text, ask.prompt
+    at = text.find(prompt, 0, len(prompt) + _BEFORE_ECHO) if prompt else -1
+    return text[at + len(prompt) :] if at >= 0 else text
 
 
 def _exactly(answer: Reply) -> tuple[str, str | None, int | None]:

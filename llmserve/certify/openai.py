@@ -23,10 +23,17 @@ class OpenAIEndpoint:
     streams = True
     takes: frozenset[str] | None = None
 
-    def __init__(self, url: str, model: str, timeout: float = 120.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        timeout: float = 120.0,
+        *,
+        always: Mapping[str, Any] | None = None,
+    ) -> None:
         self._api = OpenAIApi(url)
         self.url, self.model, self.chats = self._api.url, model, True
-        self._timeout = timeout
+        self._timeout, self._always = timeout, dict(always or {})
         self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
 
     def describe(self) -> dict[str, str]:
@@ -104,7 +111,7 @@ class OpenAIEndpoint:
         return self._api.request(self.model, "", {}, stream=False).headers
 
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
-        options = dict(ask.options)
+        options = {**self._always, **ask.options}
         forms = {name: options.pop(name) for name in _FORMS & options.keys()}
         count = options.pop("logprobs", None)
         if ask.messages:

@@ -110,7 +110,10 @@ def _begin(exam: Examination) -> None:
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
     except Refusal as error:
-        raise RequestRejectedError(f"the server refuses the first request: {error.words}") from None
+        hint = "if it needs an option, give it with --set"
+        raise RequestRejectedError(
+            f"the server refuses the first request: {error.words}", hint=hint
+        ) from None
     except Gone as error:
         raise UnreachableError(error.problem, hint="see whether it runs") from None
     except Broken as error:

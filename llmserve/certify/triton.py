@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,14 +20,23 @@ class TritonEndpoint:
 
     kind = "Triton"
 
-    def __init__(self, client: Client, model: str, *, url: str = "", http_url: str = "") -> None:
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        *,
+        url: str = "",
+        http_url: str = "",
+        always: Mapping[str, Any] | None = None,
+    ) -> None:
         self._client, self.model, self.url = client, model, url
         self._info = client.model(model)
         self.chats = self._info.made_by_llmserve is not None
         self.streams = self._info.exchange != "unary"
         self.takes: frozenset[str] | None = frozenset(
-            name for name in OPTIONS if input_of(self._info, name)
+            name for name in OPTIONS if input_of(self._info, name) or name in (always or {})
         )
+        self._always = dict(always or {})
         self._http = http_url
 
     def describe(self) -> dict[str, str]:
@@ -58,7 +67,10 @@ class TritonEndpoint:
             return Hostile(name, b"", Ask("Hello", options=options), must_refuse)
 
         takes = self.takes or frozenset()
-        requests = [Hostile("an empty prompt", b"", Ask("", options=self._short()), False)]
+        requests = [
+            Hostile("an empty prompt", b"", Ask("", options=self._short()), False),
+            of("a request without options", must_refuse=False),
+        ]
         if "max_tokens" in takes:
             requests += [
                 of("a max_tokens of 0", max_tokens=0),
@@ -78,7 +90,7 @@ class TritonEndpoint:
         return self.curl(hostile.ask or Ask())
 
     def curl(self, ask: Ask) -> str:
-        fields = {"text_input": ask.prompt, **ask.options}
+        fields = {"text_input": ask.prompt, **self._options(ask)}
         if ask.messages:
             fields["messages"] = json.dumps(list(ask.messages), ensure_ascii=False)
         body = json.dumps(fields, ensure_ascii=False)
@@ -97,8 +109,12 @@ class TritonEndpoint:
         tensor = self._info.inputs.get("max_tokens")
         return tensor is not None and tensor.datatype.startswith("U")
 
+    def _options(self, ask: Ask) -> dict[str, Any]:
+        # Without any, it is tested what a server does without them.
+        return {**self._always, **ask.options} if ask.options else {}
+
     def _content(self, ask: Ask) -> dict[str, Any]:
-        options = dict(ask.options)
+        options = self._options(ask)
         if ask.messages:
             return {"messages": list(ask.messages), **options}
         return {"prompt": ask.prompt, **options}

@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from llmserve.certify import Broken, Examination
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.sharing import marked
-from llmserve.certify.endpoint import Ask, Hostile, Reply
 from llmserve.certify.examination import PROMPTS
 from llmserve.certify.outcome import Undecided
+from tests.scripted import Scripted
 from tests.toy_server import ToyModel
 
 CROWD = marked(PROMPTS, 64)
 LONG = " there was nothing at all to see"
-
-
-class Scripted:
-    """Answers as a function says, of a prompt and of how often it was asked before."""
-
-    kind, model, url = "script", "script", "here"
-    chats = False
-    streams = False
-    takes: frozenset[str] | None = None
-
-    def __init__(self, answer: Callable[[str, int], str]) -> None:
-        self._answer, self._asked = answer, Counter[str]()
-        self._lock = threading.Lock()
-
-    def ask(self, ask: Ask) -> Reply:
-        with self._lock:
-            self._asked[ask.prompt] += 1
-            return Reply(self._answer(ask.prompt, self._asked[ask.prompt]))
-
-    def pieces(self, ask: Ask) -> Generator[str, None, None]:
-        yield self.ask(ask).text
-
-    def hostile(self) -> Sequence[Hostile]:
-        return ()
-
-    def send(self, hostile: Hostile) -> Reply | None:
-        return None
-
-    def curl(self, ask: Ask) -> str:
-        return "curl"
-
-    def hostile_curl(self, hostile: Hostile) -> str:
-        return "curl"
-
-    def describe(self) -> dict[str, str]:
-        return {}
 
 
 def run(name: str, exam: Examination) -> None:
@@ -133,7 +96,7 @@ def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> Non
     class Certain(ToyModel):
         """Ends every answer at once, whatever is asked."""
 
-        def scores(self, ids: Sequence[int], shift: int = 0) -> object:
+        def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
             scores = super().scores(ids, shift)
             scores[1] = 100.0
             return scores
