@@ -45,8 +45,8 @@ build/.docs: .venv/.ready requirements-docs.txt
 release-check: .venv/.ready
 	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$$TAG"
 
-# A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
-# names another GGUF file of it. `make test` tests with it where it can be had.
+# A real chat model of 135 M parameters and a real encoder, fetched once into this user's cache;
+# LLMSERVE_REAL_MODEL names another GGUF file. `make test` tests with them where they can be had.
 real-model: .venv/.ready
 	@$(BIN)/python -m tests.real.model
 

@@ -16,19 +16,8 @@ from llmserve.testing.checks import ALL_ROLES, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
 
-class RecipeConformance(RecipeChecks):
-    """The tests of a recipe. ``model`` is the model to build, ``options`` are those of the builds.
-
-    >>> class TestAcme(RecipeConformance):
-    ...     recipe = "acme"
-    ...     options = {"max_batch_size": 4}
-
-    A failure names the recipe and its plugin, the expected and actual results, and the components
-    to look at. A test of an option that no component declares checks that the option is refused,
-    and is then skipped.
-    """
-
-    over_context: ClassVar[str] = "word " * 5000
+class BuildConformance(RecipeChecks):
+    """What every recipe promises, whatever its models answer with."""
 
     @pytest.fixture
     def name(self, triton: LiveTriton) -> str:
@@ -55,6 +44,21 @@ class RecipeConformance(RecipeChecks):
             promise="two builds with the same arguments write the same llmserve.json",
             roles=ALL_ROLES,
         )
+
+
+class RecipeConformance(BuildConformance):
+    """The tests of a recipe. ``model`` is the model to build, ``options`` are those of the builds.
+
+    >>> class TestAcme(RecipeConformance):
+    ...     recipe = "acme"
+    ...     options = {"max_batch_size": 4}
+
+    A failure names the recipe and its plugin, the expected and actual results, and the components
+    to look at. A test of an option that no component declares checks that the option is refused,
+    and is then skipped.
+    """
+
+    over_context: ClassVar[str] = "word " * 5000
 
     def test_configuration_follows_the_contract(self, triton: LiveTriton, name: str) -> None:
         """The configuration is valid, is named like its folder and has the contract's tensors."""

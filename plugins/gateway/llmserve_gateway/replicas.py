@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from llmserve.client import AsyncClient, Completion, ModelInfo, Piece, connect_async
+from llmserve.client import AsyncClient, Completion, Computed, ModelInfo, Piece, connect_async
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -117,6 +117,24 @@ class Replicas:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
                 return await replica.client.generate(model, prompt, timeout=timeout, **options)
+
+    async def compute(
+        self,
+        model: str,
+        texts: list[str],
+        *,
+        pairs: list[str] | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Computed:
+        # What a replica has read before does not help it with these.
+        request = _Request(model, blocks(model, "", {}), timeout)
+        while True:
+            with self._attempt(request) as replica:
+                timeout = request.remaining_timeout()
+                return await replica.client.compute(
+                    model, texts, pairs=pairs, timeout=timeout, **options
+                )
 
     async def stream(
         self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
