@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from llmserve.certify.endpoint import Ask, Hostile, Reply
 
@@ -13,6 +14,7 @@ class Scripted:
     """Answers as a function says, of a prompt and of how often it was asked before."""
 
     kind, model, url = "script", "script", "here"
+    task = "generate"
     chats = False
     streams = False
     takes: frozenset[str] | None = None
@@ -39,6 +41,12 @@ class Scripted:
         return "curl"
 
     def hostile_curl(self, hostile: Hostile) -> str:
+        return "curl"
+
+    def values(self, texts: Sequence[str]) -> list[Any]:
+        raise NotImplementedError
+
+    def values_curl(self, texts: Sequence[str]) -> str:
         return "curl"
 
     def describe(self) -> dict[str, str]:

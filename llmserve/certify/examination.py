@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
 from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Encoder, Vector
 
 PROMPTS = (
     "Programming in C++ is like",
@@ -32,6 +35,11 @@ ASSUMED: Mapping[str, float] = {
     "float32": 0.01, "float16": 0.1, "bfloat16": 0.5, "int8": 1.0, "int4": 3.0
 }  # fmt: skip
 """What a precision may explain where no model is there to measure it: a difference in logits."""
+ASSUMED_SHARE: Mapping[str, float] = {
+    "float32": 1e-4, "float16": 3e-3, "bfloat16": 0.03, "int8": 0.1, "int4": 0.3
+}  # fmt: skip
+"""The same for values: the length of a difference, as a share of a vector's length."""
+_ROUNDING_SHARE = 1e-5
 _ROUNDING = 1e-3
 _TIMES = 2.0
 """How many times the largest change that was measured is still explained by it."""
@@ -69,6 +77,8 @@ class Examination:
     greedy_options: Mapping[str, Any] | None = None
     """What makes an answer one without chance; by default a temperature of 0, if there is one."""
     quick: bool = False
+    encoder: Encoder | None = None
+    """The model, of an endpoint that answers with values."""
 
     def __post_init__(self) -> None:
         self.asked = 0
@@ -80,11 +90,13 @@ class Examination:
         self._walks: dict[tuple[Any, ...], Walk] = {}
         self._offered: dict[str, str | None] = {}
         self._noise: Noise | None = None
+        self._share: float | None = None
         self.kept: dict[Any, Any] = {}
         """What several checks look at, asked for only once."""
         self.echoes = False
         if not self.precision:
-            self.precision = self.reference.precision if self.reference else "bfloat16"
+            known = self.reference or self.encoder
+            self.precision = known.precision if known else "bfloat16"
 
     @property
     def model(self) -> Reference:
@@ -147,6 +159,31 @@ class Examination:
             self._alone[key] = self.ask(ask)
         return self._alone[key]
 
+    def try_values(self, texts: Sequence[str]) -> list[Vector]:
+        self.count()
+        return self.endpoint.values(texts)
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        """Return the values of texts that must have some."""
+        curl = self.endpoint.values_curl(texts)
+        try:
+            vectors = self.try_values(texts)
+        except Refusal as error:
+            words = f"valid texts are refused ({error.status}): {error.words}"
+            raise Broken(words, expected="values", got=error.words).with_curl(curl) from None
+        except Gone as error:
+            words = f"no values come: {error.problem}"
+            raise Broken(words, expected="values", got=error.problem).with_curl(curl) from None
+        if len(vectors) != len(texts):
+            words = f"{len(texts)} texts have {len(vectors)} values"
+            raise Broken(words, expected=len(texts), got=len(vectors)).with_curl(curl)
+        return vectors
+
+    def values_together(self, requests: Sequence[Sequence[str]]) -> list[list[Vector]]:
+        """Return the values of the texts of several requests that run at once."""
+        with ThreadPoolExecutor(min(len(requests), self.concurrency)) as pool:
+            return list(pool.map(self.values, requests))
+
     def forget_answers(self) -> None:
         self._alone.clear()
 
@@ -204,6 +241,15 @@ class Examination:
         if self.reference is None:
             return ASSUMED.get(self.precision, ASSUMED["bfloat16"])
         return _TIMES * self.noise().gap + _ROUNDING
+
+    @property
+    def value_margin(self) -> float:
+        """The difference of values that the precision explains, as a share of their length."""
+        if self.encoder is None:
+            return ASSUMED_SHARE.get(self.precision, ASSUMED_SHARE["bfloat16"])
+        if self._share is None:
+            self._share = self.encoder.noise(self.precision, self.prompts[:5])
+        return _TIMES * self._share + _ROUNDING_SHARE
 
     def ids_of(self, ask: Ask) -> list[int]:
         if ask.messages:

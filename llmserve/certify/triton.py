@@ -6,13 +6,19 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llmserve.certify.encoder import QUERY
 from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl
 from llmserve.client import Client, Completion, Piece, parse_url
 from llmserve.client.messages import input_of
 from llmserve.contract.options import OPTIONS
+from llmserve.contract.tasks import RERANK
+from llmserve.contract.tensors import EMBEDDING, LABEL, PROBABILITY, SCORE
 from llmserve.errors import ClientError, OptionError, RequestTimeoutError, UnreachableError
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Vector
 
 
 class TritonEndpoint:
@@ -31,6 +37,7 @@ class TritonEndpoint:
     ) -> None:
         self._client, self.model, self.url = client, model, url
         self._info = client.model(model)
+        self.task = self._info.task
         self.chats = self._info.made_by_llmserve is not None
         self.streams = self._info.exchange != "unary"
         self.takes: frozenset[str] | None = frozenset(
@@ -97,6 +104,34 @@ class TritonEndpoint:
         path = "generate_stream" if ask.stream or self._info.exchange == "stream" else "generate"
         url = f"{self._http or self._usual_http()}/v2/models/{self.model}/{path}"
         return curl(url, body, stream=ask.stream)
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        import numpy as np
+
+        firsts, seconds = self._texts(texts)
+        with _refusals():
+            computed = self._client.compute(self.model, firsts, pairs=seconds, **self._always)
+        outputs = computed.outputs
+        if EMBEDDING.name in outputs:
+            return list(outputs[EMBEDDING.name])
+        if SCORE.name in outputs:
+            return list(outputs[SCORE.name].reshape(-1, 1))
+        # The likeliest label comes first: they are compared in the order of the model's.
+        rows = zip(outputs[LABEL.name], outputs[PROBABILITY.name], strict=True)
+        return [chances[np.argsort(names)] for names, chances in rows]
+
+    def values_curl(self, texts: Sequence[str]) -> str:
+        firsts, seconds = self._texts(texts)
+        fields: dict[str, Any] = {"text_input": firsts, **self._always}
+        if seconds is not None:
+            fields["text_pair"] = seconds
+        body = json.dumps(fields, ensure_ascii=False)
+        return curl(f"{self._http or self._usual_http()}/v2/models/{self.model}/generate", body)
+
+    def _texts(self, texts: Sequence[str]) -> tuple[list[str], list[str] | None]:
+        if self.task == RERANK:
+            return [QUERY] * len(texts), list(texts)
+        return list(texts), None
 
     def _usual_http(self) -> str:
         address = parse_url(self.url or None)
