@@ -78,7 +78,7 @@ class RecipeConformance(BuildConformance):
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
-        alone = [self._answer(triton, name, prompt) for prompt in prompts]
+        alone = self._answers_alone(triton, name, prompts)
         answers = self._generate(triton, name, prompts, max_tokens=16)
         together = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
         promise = "each prompt of a request gets the answer that it gets alone"
@@ -119,7 +119,7 @@ class RecipeConformance(BuildConformance):
                 )
 
     def test_one_bad_request_fails_alone(self, triton: LiveTriton, name: str) -> None:
-        expected = [self._answer(triton, name, prompt) for prompt in self.prompts]
+        expected = self._answers_alone(triton, name, self.prompts)
         with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
             good = [pool.submit(self._answer, triton, name, prompt) for prompt in self.prompts]
             bad = [
@@ -217,7 +217,7 @@ class ConstrainedConformance(RecipeConformance):
                 return answer.text, answer.finish_reason
 
             alone = [constrained(prompt) for prompt in self.prompts]
-            free = [self._answer(triton, name, prompt) for prompt in self.prompts]
+            free = self._answers_alone(triton, name, self.prompts)
             for prompt, (text, _) in zip(self.prompts, alone, strict=True):
                 self._check_form(prompt, text)
             with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
