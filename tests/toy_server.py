@@ -47,7 +47,7 @@ class ToyModel:
     context: int | None = CONTEXT
     begin: int | None = BEGIN
     ends = frozenset({END})
-    special_texts = _SPECIALS
+    special_texts: tuple[str, ...] = _SPECIALS
     chats = True
 
     def __init__(self) -> None:
@@ -330,6 +330,8 @@ class _Handler(BaseHTTPRequestHandler):
         job = Job(toy.prompt(body), body)
         if len(job.prompt) + body.get("max_tokens", 16) > CONTEXT:
             return self._send(400, {"error": {"message": "over the context"}})
+        if toy.fault == "long-refused" and len(job.prompt) > 100:
+            return self._send(500, {"error": {"message": "too long for max_length"}})
         toy.jobs.put(job)
         job.done.wait()
         if body.get("stream"):
@@ -392,5 +394,6 @@ FAULTS = {
     "order-changed-once-in-fifty": "own-answer",
     "padded-positions": "same-in-a-batch",
     "prompt-echoed": "no-echo",
+    "long-refused": "prompts-are-answered",
 }
 """Each fault, and the check that must name it."""

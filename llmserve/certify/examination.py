@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -135,8 +135,7 @@ class Examination:
             words = f"a valid request is refused ({error.status}): {error.words}"
             raise Broken(words, expected="an answer", got=error.words, ask=ask) from None
         except Gone as error:
-            words = f"no answer comes: {error.problem}"
-            raise Broken(words, expected="an answer", got=error.problem, ask=ask) from None
+            raise _no_answer(ask, error) from None
 
     def try_ask(self, ask: Ask) -> Reply:
         self.count()
@@ -201,6 +200,27 @@ class Examination:
         with ThreadPoolExecutor(min(len(asks), most or self.concurrency)) as pool:
             return list(pool.map(job, asks))
 
+    def gather(self, asks: Sequence[Ask]) -> list[Reply | Refusal]:
+        """Return the answers to requests that run at once, of which some may be refused."""
+
+        def job(ask: Ask) -> Reply | Refusal:
+            try:
+                return self.try_ask(ask)
+            except Refusal as error:
+                return error
+            except Gone as error:
+                raise _no_answer(ask, error) from None
+
+        with ThreadPoolExecutor(min(len(asks), self.concurrency)) as pool:
+            return list(pool.map(job, asks))
+
+    def is_refused(self, ask: Ask) -> bool:
+        try:
+            self.try_ask(ask)
+        except Refusal:
+            return True
+        return False
+
     def offer(self, option: str, value: Any, **others: Any) -> None:
         """Raise :class:`NotOffered` if the endpoint refuses an option."""
         if not self.takes(option):
@@ -230,8 +250,10 @@ class Examination:
             sequences = []
             for prompt in self.prompts[:6]:
                 ids = self.model.encode(prompt)
-                answer = self.alone(self.greedy(prompt))
-                sequences.append([*ids, *walk(self.model, ids, answer.text, most=32).ids])
+                with suppress(Broken):
+                    answer = self.alone(self.greedy(prompt))
+                    ids += walk(self.model, ids, answer.text, most=32).ids
+                sequences.append(ids)
             self._noise = self.model.noise(self.precision, sequences)
         return self._noise
 
@@ -365,6 +387,11 @@ class Examination:
             f"{len(pairs)} of {asked} answers differ {doing}, as {answer.text[:60]!r} instead of "
             f"{want.text[:60]!r}: only the model can say whether that is rounding (--against)"
         )
+
+
+def _no_answer(ask: Ask, error: Gone) -> Broken:
+    words = f"no answer comes: {error.problem}"
+    return Broken(words, expected="an answer", got=error.problem, ask=ask)
 
 
 def after_echo(ask: Ask, answer: Reply) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmserve.certify.check import Check, State, Verdict
 from llmserve.certify.checks import CHECKS
-from llmserve.certify.checks.answers import find_echo
+from llmserve.certify.checks.answers import find_echo, find_refused
 from llmserve.certify.endpoint import Gone, Refusal
 from llmserve.certify.examination import Examination
 from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
@@ -114,6 +114,7 @@ def _begin(exam: Examination) -> None:
         # This also loads what the server loads late, and takes none of a check's time.
         if exam.endpoint.task == GENERATE:
             exam.try_ask(exam.greedy(exam.prompts[0], 1))
+            find_refused(exam)
             find_echo(exam)
         else:
             exam.try_values(exam.prompts[:1])

@@ -45,6 +45,38 @@ def find_echo(exam: Examination) -> None:
         exam.note("the prompts before the answers are left out of what is compared")
 
 
+def find_refused(exam: Examination) -> None:
+    """Let the other checks ask only with prompts that are answered, if any are."""
+    refused: list[tuple[Ask, Broken]] = []
+    accepted = []
+    for prompt in exam.prompts:
+        ask = exam.greedy(prompt)
+        try:
+            exam.alone(ask)
+        except Broken as error:
+            refused.append((ask, error))
+        else:
+            accepted.append(prompt)
+    exam.kept["refused"] = refused
+    if refused and accepted:
+        count = len(exam.prompts)
+        exam.prompts = (accepted * count)[:count]
+
+
+def _answered(exam: Examination) -> None:
+    refused: list[tuple[Ask, Broken]] = exam.kept.get("refused") or []
+    if not refused:
+        return
+    ask, error = refused[0]
+    raise Broken(
+        f"{len(refused)} of {len(exam.prompts)} ordinary prompts have no answer, as "
+        f"{ask.prompt[:40]!r}: {error.words}",
+        expected="an answer",
+        got=error.got,
+        ask=ask,
+    )
+
+
 def _begin_token(exam: Examination) -> None:
     model = exam.model
     if model.begin is None:
@@ -131,6 +163,13 @@ def _repeatable(exam: Examination) -> None:
 
 
 CHECKS = (
+    Check(
+        name="prompts-are-answered",
+        severity="major",
+        promise="prompts of a few words and of a paragraph are answered",
+        meaning="some users get errors for nothing that they did",
+        run=_answered,
+    ),
     Check(
         name="no-echo",
         severity="minor",

@@ -8,7 +8,7 @@ import pytest
 
 from llmserve.certify import Examination, Report, run_checks
 from llmserve.certify.checks import CHECKS
-from llmserve.certify.endpoint import Ask, Reply
+from llmserve.certify.endpoint import Ask, Refusal, Reply
 from llmserve.certify.openai import OpenAIEndpoint
 from tests.toy_server import FAULTS, ToyModel, ToyServer
 
@@ -23,6 +23,10 @@ class ToyExamination(Examination):
     ) -> list[Reply]:
         with self.server.expecting(0 if delay else len(asks), most or self.concurrency):
             return super().together(asks, delay=delay, most=most)
+
+    def gather(self, asks: Sequence[Ask]) -> list[Reply | Refusal]:
+        with self.server.expecting(len(asks), self.concurrency):
+            return super().gather(asks)
 
 
 def examined(fault: str = "", *, reference: bool = True, **options: object) -> Report:
