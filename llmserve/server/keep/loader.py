@@ -57,8 +57,10 @@ class ReplicaLoader:
         inputs, outputs = ({each.name for each in side} for side in (config.input, config.output))
         if TEXT_INPUT.name not in inputs:
             return ""
-        told = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
-        return told or (GENERATE if TEXT_OUTPUT.name in outputs else "")
+        declared = (
+            config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        )
+        return declared or (GENERATE if TEXT_OUTPUT.name in outputs else "")
 
     def measure(self) -> None:
         """Measure the memory of the models that are loaded."""
