@@ -15,6 +15,8 @@ from llmserve.server.keep.states import State
 from llmserve.server.run.machine import expected_memory
 
 _DOWN = (State.UNLOADED, State.FAILED)
+_PATIENCE = 60.0
+"""Seconds that requests have to end before a Triton that loads nothing any more is restarted."""
 
 
 class ReplicaLoader:
@@ -48,6 +50,19 @@ class ReplicaLoader:
             each = (expected_memory(self._repository.model(part)) for part in names)
             self._expected[name] = float(sum(each) * len(self._keepers))
         return max(self._expected[name], self._most[name])
+
+    def is_paused(self) -> bool:
+        """Return whether a Triton is about to be restarted, or all are at the moment."""
+        kept = [keeper.kept for keeper in self._serving()]
+        return any(k.restart_wanted for k in kept) or not any(k.triton.alive for k in kept)
+
+    def restart(self, now: float, *, in_use: bool) -> None:
+        """Restart what is to be restarted, if its models have nothing to do, or for too long."""
+        for keeper in self._serving():
+            if (wanted := keeper.kept.restart_wanted) is not None:
+                since, why = wanted
+                if not in_use or now - since > _PATIENCE:
+                    keeper.kept.lost(now, why, fault=False)
 
     def task(self, name: str) -> str:
         """Return what a model is for, "" if it takes no text, or returns none."""
