@@ -57,6 +57,9 @@ class Loader(Protocol):
     def size(self, name: str) -> float:
         """Return the bytes that a model takes, or is expected to take."""
 
+    def is_paused(self) -> bool:
+        """Return whether nothing is to be asked of any model for a while."""
+
     async def load(self, name: str) -> None: ...
     async def unload(self, name: str) -> None: ...
 
@@ -219,6 +222,10 @@ class Demand:
             hold.granted.cancel()
         self._plan()
 
+    def is_in_use(self) -> bool:
+        """Return whether anybody holds a model."""
+        return any(model.holds for model in self._models.values())
+
     # Orders of a user
 
     async def load(self, name: str) -> None:
@@ -313,10 +320,13 @@ class Demand:
         for model in self._models.values():
             model.victim = False
         before: list[_Model] = []
+        paused = self._loader.is_paused()
         for model in list(self._queue):
             if self._takes_holds(model):
                 self._grant(model, model.waiting)
                 self._queue.remove(model)
+            elif paused:
+                pass
             elif model.task is None and not self._loader.is_loaded(model.name):
                 if why := self._never_fits(model):
                     self._refuse_waiting(model, _too_large(model, why))
@@ -331,7 +341,7 @@ class Demand:
                 else:
                     model.leaving = False
             for hold in model.holds:
-                hold.change(going=model.going)
+                hold.change(going=model.going or paused)
         for place, model in enumerate(self._queue, start=1):
             for hold in model.waiting:
                 hold.change(place=place)
@@ -383,7 +393,7 @@ class Demand:
 
     def _takes_holds(self, model: _Model) -> bool:
         loaded = self._loader.is_loaded(model.name)
-        return loaded and model.task is None and not model.going
+        return loaded and model.task is None and not (model.going or self._loader.is_paused())
 
     def _grant(self, model: _Model, holds: Iterable[Hold]) -> None:
         model.used_at = self._clock()
@@ -419,7 +429,7 @@ class Demand:
             model.seconds = self._clock() - began
             size = self._loader.size(model.name) / _MB
             self._notify(f"{model.name}: loaded in {model.seconds:.1f} s, {size:.0f} MB")
-            if model in self._queue:
+            if model in self._queue and not self._loader.is_paused():
                 # Before anything else, such as another model that waits for its place.
                 self._grant(model, model.waiting)
         self._plan()

@@ -71,11 +71,12 @@ class Detector:
             # See workarounds.DIED_LOADING.
             model.died_at, why = None, f"its process died while it was loading: {model.how}"
             if kept.settings.on_demand and not model.served:
-                # Whoever asks for it has it tried again.
+                # Whoever asks for it has it tried again; the others still answer.
                 model.failed(now, why)
+                kept.want_restart(now, f"Triton waits for {model.name}")
             else:
                 model.died(now, why)
-            kept.lost(now, f"Triton waits for {model.name}", fault=False)
+                kept.lost(now, f"Triton waits for {model.name}", fault=False)
         elif now - model.since > _RELOAD_BEGINS and not kept.log.progress(0).loading:
             if model.served:
                 kept.lost(now, f"Triton does not load {model.name}")

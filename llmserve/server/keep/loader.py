@@ -15,6 +15,8 @@ from llmserve.server.keep.states import State
 from llmserve.server.run.machine import expected_memory
 
 _DOWN = (State.UNLOADED, State.FAILED)
+_PATIENCE = 60.0
+"""Seconds that requests have to end before a Triton that loads nothing any more is restarted."""
 
 
 class ReplicaLoader:
@@ -49,6 +51,19 @@ class ReplicaLoader:
             self._expected[name] = float(sum(each) * len(self._keepers))
         return max(self._expected[name], self._most[name])
 
+    def is_paused(self) -> bool:
+        """Return whether a Triton is about to be restarted, or all are at the moment."""
+        kept = [keeper.kept for keeper in self._serving()]
+        return any(k.restart_wanted for k in kept) or not any(k.triton.alive for k in kept)
+
+    def restart(self, now: float, *, in_use: bool) -> None:
+        """Restart what is to be restarted, if its models have nothing to do, or for too long."""
+        for keeper in self._serving():
+            if (wanted := keeper.kept.restart_wanted) is not None:
+                since, why = wanted
+                if not in_use or now - since > _PATIENCE:
+                    keeper.kept.lost(now, why, fault=False)
+
     def task(self, name: str) -> str:
         """Return what a model is for, "" if it takes no text, or returns none."""
         if (config := self._repository.model(name).config) is None:
@@ -57,8 +72,10 @@ class ReplicaLoader:
         inputs, outputs = ({each.name for each in side} for side in (config.input, config.output))
         if TEXT_INPUT.name not in inputs:
             return ""
-        told = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
-        return told or (GENERATE if TEXT_OUTPUT.name in outputs else "")
+        declared = (
+            config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        )
+        return declared or (GENERATE if TEXT_OUTPUT.name in outputs else "")
 
     def measure(self) -> None:
         """Measure the memory of the models that are loaded."""

@@ -74,7 +74,7 @@ class Shelf:
             # Triton loads nothing else before that.
             now, why = time.monotonic(), f"it was not loaded within {seconds:g} s"
             kept.models[name].failed(now, why)
-            kept.lost(now, f"Triton waits for {name}", fault=False)
+            kept.want_restart(now, f"Triton waits for {name}")
             raise ServerError(why) from None
 
     async def put_away(self, name: str) -> None:

@@ -120,6 +120,7 @@ class Supervisor:
                 self._measured_at = now
                 self._loader.measure()
                 self._withdraw_gone(self._demand)
+            self._loader.restart(now, in_use=self._demand.is_in_use())
             self._demand.check()
         if all(keeper.kept.failed for keeper in self._keepers):
             self._give_up()

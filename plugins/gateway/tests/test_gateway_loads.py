@@ -47,6 +47,9 @@ class Serve:
         del name
         return 7e6
 
+    def is_paused(self) -> bool:
+        return False
+
     async def load(self, name: str) -> None:
         await self.gate.wait()
         if name == "broken":

@@ -29,6 +29,7 @@ class Models:
         self.failed: dict[str, str] = {}
         self.gate = asyncio.Event()
         self.gate.set()
+        self.paused = False
         self.in_use: Callable[[str], int] = lambda _: 0
 
     def is_loaded(self, name: str) -> bool:
@@ -39,6 +40,9 @@ class Models:
 
     def size(self, name: str) -> float:
         return self.sizes[name]
+
+    def is_paused(self) -> bool:
+        return self.paused
 
     async def load(self, name: str) -> None:
         assert name not in self.taking
@@ -159,6 +163,33 @@ def test_several_that_nobody_uses_go_at_once_and_only_one_at_work() -> None:
         one.release(wanted[0])
         await later[0].granted
         assert [hold.going for hold in (wanted[1], later[0])] == [True, False]
+
+    go(scenario())
+
+
+def test_while_triton_is_to_be_restarted_nothing_begins() -> None:
+    async def scenario() -> None:
+        models = Models(a=1, b=1)
+        one, _ = demand(models, max_loaded=1)
+        first = one.hold("a")
+        await first.granted
+        models.paused = True
+        one.check()
+        assert first.going, "requests that come now wait"
+        late, other = one.hold("a"), one.hold("b")
+        await settled()
+        assert one.is_in_use()
+        one.release(first)
+        assert not one.is_in_use()
+        await settled()
+        assert not late.granted.done()
+        assert models.history == ["+a"]
+        models.paused = False
+        one.check()
+        await late.granted
+        one.release(late)
+        await other.granted
+        assert models.history == ["+a", "-a", "+b"]
 
     go(scenario())
 

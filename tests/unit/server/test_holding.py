@@ -40,6 +40,9 @@ class Models:
     def task(self, name: str) -> str:
         return f"task of {name}"
 
+    def is_paused(self) -> bool:
+        return False
+
     async def load(self, name: str) -> None:
         if name == "broken":
             raise ServerError("no weights")

@@ -245,12 +245,20 @@ def test_a_model_that_takes_too_long_is_given_up_and_triton_restarted_without_it
         one.kept.settings = replace(one.kept.settings, ready_timeout=0.05)
         one.triton.stalls = True
         loading = asyncio.ensure_future(one.shelf.load("a"))
-        while one.kept.triton.alive:
-            await asyncio.sleep(0.005)
-        assert one.states()["a"] == "failed"
-        one.kept.triton.loaded(2.0)
         with pytest.raises(ServerError, match=r"it was not loaded within 0.05 s"):
             await loading
+        assert one.states()["a"] == "failed"
+        keeper: Any = SimpleNamespace(kept=one.kept)
+        loader = ReplicaLoader([keeper])
+        assert loader.is_paused()
+        loader.restart(time.monotonic(), in_use=True)
+        assert one.kept.triton.alive, "the others answer first"
+        loader.restart(time.monotonic() + 100, in_use=True)
+        assert not one.kept.triton.alive, "but not for ever"
+        assert loader.is_paused()
+        one.kept.triton.loaded(2.0)
+        assert not loader.is_paused()
+        assert one.states()["b"] == "unloaded"
 
     go(scenario())
 
