@@ -157,10 +157,13 @@ def main() -> None:
             best = []
             for turn in range(args.rounds):
                 best.append(rate_of(encode, texts))
+                console.print(f"{reference}: {best[-1]:.0f} texts/s", style="dim")
                 for name in random.Random(turn).sample(list(targets), len(targets)):
                     for load in LOADS:
                         rate = served_rate(targets[name], load, file, args.texts)
                         measured[name].setdefault(load, []).append(rate)
+                        shown = f"{name}, {load[0]} texts, {load[1]} clients: {rate:.0f}"
+                        console.print(shown, style="dim")
                 console.print(f"round {turn + 1} of {args.rounds}", style="dim")
     title = f"{reference} encodes {cell(best, 0)} texts/s; {args.rounds} rounds, median (range)"
     table = Table("", "texts a request", "clients", "texts/s", "of that", title=title)
