@@ -245,16 +245,19 @@ class RequestOptions:
     )  # fmt: skip
     truncate: bool = _option(
         "flag", "reading", "Cut a text that is too long for the model, instead of refusing it.",
-        False,
+        False, api="truncate",
     )  # fmt: skip
     prompt_name: str | None = _option(
         "text", "reading", "Which of the model's own prompts to put before the text, such as query "
-        "or document.",
+        "or document.", api="prompt_name",
     )  # fmt: skip
     dimensions: int | None = _option(
-        "whole", "vector", "Keep only the first N numbers of an embedding.", low=1
+        "whole", "vector", "Keep only the first N numbers of an embedding.", low=1,
+        api="dimensions",
+    )  # fmt: skip
+    normalize: bool | None = _option(
+        "flag", "vector", "Whether embeddings have the length 1.", api="normalize"
     )
-    normalize: bool | None = _option("flag", "vector", "Whether embeddings have the length 1.")
     # What OpenAI's API means by a request without a length. A length that the build sets holds.
     fill_context: bool = _option(
         "flag", "", "Without max_tokens, an answer may take what is left of the context.", False,

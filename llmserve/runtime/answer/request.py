@@ -89,6 +89,8 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
     }
     if not prompt.ids:
         about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)
+        # In the order of the model's classes, if its answers are such.
+        about["labels"] = getattr(parts.formatter, "labels", None)
     return json.dumps(about, ensure_ascii=False)
 
 

@@ -70,7 +70,8 @@ class LabelFormatter:
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
-        self._labels = np.array([label.encode() for label in settings["labels"]], dtype=np.object_)
+        self.labels: list[str] = settings["labels"]
+        self._labels = np.array([label.encode() for label in self.labels], dtype=np.object_)
         self._several: bool = settings["several"]
 
     def format(self, answers: Sequence[Answer]) -> dict[str, Array]:
