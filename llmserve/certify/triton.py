@@ -12,7 +12,14 @@ from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl
 from llmserve.client import Client, Completion, Piece, parse_url
 from llmserve.client.messages import input_of
 from llmserve.contract.options import OPTIONS
-from llmserve.errors import ClientError, OptionError, RequestTimeoutError, UnreachableError
+from llmserve.contract.tasks import GENERATE, task_of
+from llmserve.errors import (
+    ClientError,
+    OptionError,
+    RequestTimeoutError,
+    UnreachableError,
+    UsageError,
+)
 
 
 class TritonEndpoint:
@@ -23,6 +30,11 @@ class TritonEndpoint:
     def __init__(self, client: Client, model: str, *, url: str = "", http_url: str = "") -> None:
         self._client, self.model, self.url = client, model, url
         self._info = client.model(model)
+        if self._info.task not in (GENERATE, ""):
+            raise UsageError(
+                f"{model} {task_of(self._info.task).does}, and what is certified are texts",
+                hint="compare some of its values with `llmserve query`",
+            )
         self.chats = self._info.made_by_llmserve is not None
         self.streams = self._info.exchange != "unary"
         self.takes: frozenset[str] | None = frozenset(
