@@ -131,14 +131,13 @@ class Job:
 
     def send(self) -> None:
         """Send new text if the request streams, or the whole answer once it is complete."""
-        if error := next(filter(None, (generation.error for generation in self.generations)), None):
-            self._sent = True
-            if not self.responder.closed:
-                self.responder.fail(error)
-            return
         if not (self.streams or self.done):
             return
         self._sent = True
+        if error := next(filter(None, (generation.error for generation in self.generations)), None):
+            if not self.responder.closed:
+                self.responder.fail(error)
+            return
         if self._preview is not None:
             if self._preview.is_open:
                 self._preview.send(self.generations)
