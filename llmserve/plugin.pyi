@@ -49,6 +49,8 @@ from llmserve.packages import install_command as install_command
 from llmserve.plugins.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
 from llmserve.plugins.commands import lazy_command as lazy_command
 from llmserve.plugins.commands import section as section
+from llmserve.plugins.file_command import FileCommand as FileCommand
+from llmserve.plugins.file_command import server_file_of as server_file_of
 from llmserve.plugins.hookspecs import hookimpl as hookimpl
 from llmserve.plugins.options import INT32_MAX as INT32_MAX
 from llmserve.plugins.options import Option as Option

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 @SET
 @click.option("--force", is_flag=True, help="Build it again, also if nothing has changed.")
 @SYSTEM
-@request_option("max_tokens")
-@request_option("temperature")
-@request_option("top_k")
-@request_option("top_p")
-@request_option("seed")
+@request_option("max_tokens", ours=True)
+@request_option("temperature", ours=True)
+@request_option("top_k", ours=True)
+@request_option("top_p", ours=True)
+@request_option("seed", ours=True)
 @RUNTIME
 @click.option(
     "--port", type=int, help="Port of the OpenAI API (default: 8080, or a free one if it is taken)."

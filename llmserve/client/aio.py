@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, overload
 
 import grpc
@@ -311,9 +311,9 @@ class AsyncClient:
     async def _generate(
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> Completion | list[Completion]:
-        tools = Tools.of(options)
-        new_reader = await self._readers(model, timeout, options, tools)
-        exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
+        tools, deadline = Tools.of(options), self._deadline(timeout)
+        new_reader = await self._readers(model, deadline, options, tools)
+        exchange = await self._open(model, prompt, deadline, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
         answers = gather(pieces, 1 if isinstance(prompt, str) else len(prompt))
         if new_reader:
@@ -325,19 +325,21 @@ class AsyncClient:
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> AsyncGenerator[Piece, None]:
         """Return the pieces of a stream, in which the thinking is told from the answer."""
-        new_reader = await self._readers(model, timeout, options, None)
-        pieces = self._pieces(*await self._open(model, prompt, timeout, options, pieces=True))
+        deadline = self._deadline(timeout)
+        new_reader = await self._readers(model, deadline, options, None)
+        exchange = await self._open(model, prompt, deadline, options, pieces=True)
+        pieces = self._pieces(exchange, deadline)
         count = 1 if isinstance(prompt, str) else len(prompt)
         return stream_calls(pieces, new_reader, count) if new_reader else pieces
 
     async def _readers(
-        self, model: str, timeout: Timeout, options: dict[str, Any], tools: Tools | None
+        self, model: str, deadline: Deadline, options: dict[str, Any], tools: Tools | None
     ) -> NewReader | None:
         """Return what tells calls and thinking from the text of an answer, if anything does."""
         if not (self._places_tools and options.get("messages")):
             return None
-        info = await self._info(model, self._deadline(timeout))
-        return await self._formats.readers(info, tools, options)
+        info = await self._info(model, deadline)
+        return await self._formats_within(deadline).readers(info, tools, options)
 
     @cached_property
     def _formats(self) -> ToolFormats:
@@ -346,40 +348,55 @@ class AsyncClient:
 
         return ToolFormats(self._template, prompt_of=self._prompt_of)
 
-    async def _template(self, model: str) -> str | None:
+    def _formats_within(self, deadline: Deadline) -> ToolFormats:
+        """Return the formats for a request: what they ask its model is a part of its time."""
+        template = partial(self._template, deadline=deadline)
+        return self._formats.asked_by(template, partial(self._prompt_of, deadline=deadline))
+
+    async def _template(self, model: str, deadline: Deadline | None = None) -> str | None:
         """Return a model's chat template, None if the model does not report it."""
         if model not in self._templates:
-            description = await self.generate(model, prompt_only=True, max_tokens=1)
+            description = await self._described(model, {}, deadline)
             try:
-                template = json.loads(description.text)["chat_template"]
+                template = json.loads(description)["chat_template"]
             except (ValueError, KeyError, TypeError):
                 template = None  # A model of another maker or version, which generated an answer.
             self._templates[model] = template if isinstance(template, str) else None
         return self._templates[model]
 
-    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
+    async def _described(
+        self, model: str, options: Mapping[str, Any], deadline: Deadline | None
+    ) -> str:
+        """Return what a model says of a prompt instead of an answer to it."""
+        deadline = self._deadline(None) if deadline is None else deadline.anew()
+        info = await self._info(model, deadline)
+        asked = {**options, "prompt_only": True, "max_tokens": 1}
+        exchange = open_exchange(info, [""], asked, pieces=False)
+        return "".join([piece.text async for piece in self._pieces(exchange, deadline)])
+
+    async def _prompt_of(
+        self, model: str, options: Mapping[str, Any], deadline: Deadline | None = None
+    ) -> str | None:
         """Return the prompt that a model makes of these options, nothing if it refuses them.
 
         None if it does not answer now, because it is full or starts again.
         """
-        info = await self._info(model, self._deadline(None))
-        asked = {**options, "prompt_only": True, "max_tokens": 1}
-        exchange = open_exchange(info, [""], asked, pieces=False)
         try:
-            pieces = [piece async for piece in self._pieces(exchange, self._deadline(None))]
-            return str(json.loads("".join(piece.text for piece in pieces))["text"])
+            return str(json.loads(await self._described(model, options, deadline))["text"])
         except (InvalidRequestError, ValueError, KeyError, TypeError):
             return ""
         except RequestRejectedError:
             return None
 
-    async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> dict[str, Any]:
+    async def _with_tools(
+        self, info: ModelInfo, options: dict[str, Any], deadline: Deadline
+    ) -> dict[str, Any]:
         """Return a request's options in the form that the model accepts."""
         tools = Tools.of(options)
         model_options = apply_tools(options, tools)
         if not options.get("messages"):
             return model_options
-        return await self._formats.place(info, model_options, tools)
+        return await self._formats_within(deadline).place(info, model_options, tools)
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -409,13 +426,13 @@ class AsyncClient:
         return self._infos[name]
 
     async def _open(
-        self, model: str, prompt: Prompt, timeout: Timeout, options: Any, *, pieces: bool
-    ) -> tuple[Exchange, Deadline]:
-        deadline = self._deadline(timeout)
+        self, model: str, prompt: Prompt, deadline: Deadline, options: Any, *, pieces: bool
+    ) -> Exchange:
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         info = await self._info(model, deadline)
-        model_options = await self._with_tools(info, options) if self._places_tools else options
-        return open_exchange(info, prompts, model_options, pieces=pieces), deadline
+        if self._places_tools:
+            options = await self._with_tools(info, options, deadline)
+        return open_exchange(info, prompts, options, pieces=pieces)
 
     async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
         send = self._stream if exchange.info.exchange == "stream" else self._unary

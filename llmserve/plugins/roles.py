@@ -181,6 +181,7 @@ class Place:
     is the socket at which ``serve`` reports the state of each model.
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
+    ``batches`` is the folder in which a frontend may keep files that clients upload.
     """
 
     tritons: tuple[Address, ...]
@@ -192,6 +193,7 @@ class Place:
     open: bool = False
     status: Path | None = None
     collector: str = ""
+    batches: Path | None = None
 
     @property
     def url(self) -> str:

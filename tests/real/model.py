@@ -22,13 +22,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import llmserve
 from llmserve.builder import gguf
-from tests.support import ROOT
+from tests.kept import installed, kept
 
+# Not from tests.support: `make run` has nothing that only tests need.
+ROOT = Path(__file__).parents[2]
 CHOSEN = "LLMSERVE_REAL_MODEL"
 
 
@@ -98,29 +100,40 @@ def _kept(model: Carried) -> Path:
 
 def converted_model() -> Path:
     """Return the model as a folder, which a build makes once for each version of the reader."""
-    file, root = real_model(), ROOT / "build" / "real"
-    sources = sorted(Path(path).read_bytes() for path in _sources())
-    packages = [version(name) for name in ("transformers", "gguf")]
-    seed = b"".join([str(file).encode(), *map(str.encode, packages), *sources])
-    folder = root / hashlib.sha256(seed).hexdigest()[:16]
-    with _locked(root):
-        if not folder.is_dir():
-            for old in root.iterdir():
-                shutil.rmtree(old, ignore_errors=True)
-            _convert(file, folder)
-    return folder
+    file = real_model()
+
+    def convert(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            built = llmserve.build("hf", str(file), name="real", output=Path(scratch, "repository"))
+            model = built.folder / "1" / "model"
+            shutil.copytree(built.folder / "1" / "tokenizer", model, dirs_exist_ok=True)
+            model.rename(folder)
+
+    sources = Path(next(iter(gguf.__path__)))
+    return kept("real", convert, str(file), installed("transformers", "gguf"), sources)
 
 
-def _sources() -> Iterator[Path]:
-    return Path(gguf.__path__[0]).glob("*.py")
+# What decides about the files of a model that is built, apart from its plugin.
+_BUILDING = ("builder", "repository", "contract", "plugins")
 
 
-def _convert(file: Path, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        built = llmserve.build("hf", str(file), name="real", output=Path(scratch) / "repository")
-        model = built.folder / "1" / "model"
-        shutil.copytree(built.folder / "1" / "tokenizer", model, dirs_exist_ok=True)
-        model.rename(folder)
+def openvino_model(name: str, **options: Any) -> Path:
+    """Return the model as ``openvino`` builds it, under this name and with these options.
+
+    It takes a minute, so it is done again only when the code of builds has changed.
+    """
+    source = converted_model()
+
+    def build(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            output = Path(scratch, "repository")
+            llmserve.build("openvino", str(source), name=name, output=output, **options)
+            (output / name).rename(folder)
+
+    code = [ROOT / "llmserve" / name for name in _BUILDING]
+    code.append(ROOT / "plugins" / "openvino" / "llmserve_openvino")
+    packages = installed("llmserve", "openvino", "nncf", "torch", "transformers")
+    return kept(f"openvino-{name}", build, str(source), str(options), packages, *code)
 
 
 @contextmanager
@@ -174,6 +187,8 @@ def _fetch(model: Carried, place: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        print(real_model(), real_encoder(), sep="\n")
+        if sys.argv[1:] == ["--all"]:
+            real_encoder()
+        print(real_model())
     except NotHad as error:
         sys.exit(f"A real model cannot be had: {error}")

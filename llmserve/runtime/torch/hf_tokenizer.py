@@ -23,6 +23,8 @@ _MARK = re.compile(
 _CHANNEL = "<|channel|>"
 _HEADERS = {_CHANNEL, "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"}
 
+_ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
+
 
 class TransformersTokenizer:
     """A Hugging Face tokenizer, read from the repository or from the hub's cache.
@@ -121,7 +123,8 @@ class TransformersTokenizer:
             raise invalid_value("chat_template_kwargs", "cannot contain a chat_template")
         options = {"add_generation_prompt": True, **options, "tokenize": False}
         reason: Exception | None = None
-        for variant in _message_variants(messages):
+        asks = bool(_ASKS_FOR_NONE.search(self.chat_template))
+        for variant in _message_variants(messages, asks_for_none=asks):
             try:
                 text = self._tokenizer.apply_chat_template(variant, **options)
             except Exception as error:  # templates raise arbitrary errors through Jinja
@@ -168,15 +171,19 @@ def _special_tokens(tokenizer: Any) -> dict[int, str]:
     return {i: token.content for i, token in added.items() if token.special}
 
 
-def _message_variants(messages: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+def _message_variants(
+    messages: Sequence[Mapping[str, Any]], *, asks_for_none: bool
+) -> list[list[dict[str, Any]]]:
     """Return a conversation in the variants that templates expect, the usual one first.
 
-    Some templates concatenate an assistant's content even when it is None next to tool calls. Most
-    serialize the arguments of tool calls to JSON themselves, but a few expect them as text.
+    An assistant's content may be None next to tool calls: some templates ask whether it is, some
+    concatenate it, and some would write the word. Most serialize the arguments of tool calls to
+    JSON themselves, but a few expect them as text.
     """
     variants = [[dict(message) for message in messages]]
     if any(message.get("tool_calls") for message in messages):
-        variants.append([{**message, "content": message["content"] or ""} for message in messages])
+        texts = [{**message, "content": message["content"] or ""} for message in messages]
+        variants.insert(1 if asks_for_none else 0, texts)
         variants += [[_with_json_arguments(message) for message in v] for v in variants]
     return variants
 

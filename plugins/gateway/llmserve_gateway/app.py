@@ -20,6 +20,9 @@ from starlette.staticfiles import StaticFiles
 from llmserve.errors import LLMServeError
 from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway import anthropic, responses
+from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.routes import BatchRoutes
+from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
@@ -217,7 +220,7 @@ class Routes:
             models = await self._offered(key)
         except LLMServeError:
             models = []  # Triton is not reachable, but the API is the same.
-        return _json(make_document(models))
+        return _json(make_document(models, batches=self._gateway.settings.batches is not None))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request
@@ -320,15 +323,23 @@ def _absent(path: str) -> str:
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton on the first request."""
     gateway = Gateway(settings)
+    folder = Folder(settings.batches) if settings.batches else None
+    runner = Runner(gateway, folder, lambda *call: app(*call)) if folder else None
     routes = Routes(gateway)
     guarded, keyed = routes.guarded, not settings.open_metrics
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         del app
-        canaries = asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))
+        tasks = [asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))]
+        if runner is not None:
+            tasks.append(asyncio.ensure_future(runner.run()))
         yield
-        canaries.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if folder is not None:
+            folder.close()
         await gateway.close()
 
     def post(path: str, endpoint: Any) -> Route:
@@ -348,6 +359,16 @@ def make_app(settings: Settings) -> Starlette:
         Route("/openapi.json", guarded(routes.document)),
         Route("/metrics", guarded(routes.metrics, keyed=keyed)),
         Route("/metrics/triton", guarded(routes.triton_metrics, keyed=keyed)),
+    ]
+
+    batches = BatchRoutes(runner, [route.path for route in api_routes])
+    api_routes += [
+        Route("/v1/files", guarded(batches.files), methods=["GET", "POST"]),
+        Route("/v1/files/{id}", guarded(batches.file), methods=["GET", "DELETE"]),
+        Route("/v1/files/{id}/content", guarded(batches.content)),
+        Route("/v1/batches", guarded(batches.batches), methods=["GET", "POST"]),
+        Route("/v1/batches/{id}", guarded(batches.batch)),
+        post("/v1/batches/{id}/cancel", guarded(batches.cancel)),
     ]
 
     async def missing(request: Request, error: Any) -> Response:

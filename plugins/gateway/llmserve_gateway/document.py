@@ -7,6 +7,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from llmserve.client import BATCH_ENDPOINTS
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.fields import MAX_ANSWERS, ROLES, SchemaProbe
 from llmserve_gateway.openai_requests import read_chat, read_completion
@@ -129,8 +130,25 @@ _GETS = {
     "/openapi.json": ("This document", _JSON),
 }
 
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
+}
+_NEW_BATCH = {
+    "type": "object",
+    "required": ["input_file_id", "endpoint", "completion_window"],
+    "properties": {
+        "input_file_id": {"type": "string"},
+        "endpoint": {"enum": list(BATCH_ENDPOINTS)},
+        "completion_window": {"type": "string", "pattern": "^[1-9][0-9]*[mhd]$"},
+        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+        "output_expires_after": {"type": "object"},
+    },
+}
 
-def make_document(models: Sequence[str]) -> dict[str, Any]:
+
+def make_document(models: Sequence[str], *, batches: bool = False) -> dict[str, Any]:
     # No response schemas: responses have the format that each API's own clients expect.
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     paths: dict[str, Any] = {}
@@ -159,6 +177,8 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
         if "{name}" in path:
             parameter = {"name": "name", "in": "path", "required": True, "schema": model}
             paths[path]["get"]["parameters"] = [parameter]
+    if batches:
+        paths |= _batch_paths()
     return {
         "openapi": "3.1.0",
         "info": {"title": "llmserve", "version": version("llmserve-gateway")},
@@ -166,6 +186,33 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}, {}],
     }
+
+
+def _batch_paths() -> dict[str, Any]:
+    """The paths of files and batches, which a gateway may not have."""
+    upload = _operation("Upload a file of requests", (_JSON,), _FORM)
+    upload["requestBody"]["content"] = {"multipart/form-data": {"schema": _FORM}}
+    paths: dict[str, Any] = {
+        "/v1/files": {"get": _operation("The files of this key", (_JSON,)), "post": upload},
+        "/v1/files/{id}": {
+            "get": _operation("One file", (_JSON,)),
+            "delete": _operation("Delete a file", (_JSON,)),
+        },
+        "/v1/files/{id}/content": {
+            "get": _operation("What a file says", ("application/octet-stream",))
+        },
+        "/v1/batches": {
+            "get": _operation("The batches of this key", (_JSON,)),
+            "post": _operation("Answer a file of requests", (_JSON,), _NEW_BATCH),
+        },
+        "/v1/batches/{id}": {"get": _operation("One batch", (_JSON,))},
+        "/v1/batches/{id}/cancel": {"post": _operation("Cancel a batch", (_JSON,))},
+    }
+    parameter = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    for path, operations in paths.items():
+        for operation in operations.values() if "{id}" in path else ():
+            operation["parameters"] = [parameter]
+    return paths
 
 
 def _body(

@@ -253,8 +253,8 @@ class Fields:
             return self.text(name, required=False)
         if row.kind == "words":
             return self.texts(name, int(high))
-        value = self.mapping(name)
-        return (_biases(name, value, int(high)) if row.kind == "biases" else value) or None
+        mapping = self.mapping(name)
+        return (_biases(name, mapping, int(high)) if row.kind == "biases" else mapping) or None
 
     def refuse(self, why: str, *names: str) -> None:
         """Refuse fields that ask for something unsupported."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
 from llmserve.errors import (
@@ -40,7 +40,7 @@ from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import ParsedRequest, Thinking
-from llmserve_gateway.keys import Key, KeyRing
+from llmserve_gateway.keys import BatchKey, Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.openai_requests import BUDGET
 from llmserve_gateway.replicas import Replicas
@@ -62,6 +62,8 @@ _MAX_NAMED_FIELDS = 20
 _UNSAID = Thinking()
 _COUNT_SECONDS = 0.5
 """How long an answer waits for the number of tokens that it has thought."""
+BATCH_KEY = "llmserve.batch_key"
+"""Where the scope of a request has the key of its batch."""
 _MANY_TOKENS = 16_384
 """Of larger prompts the gateway knows whether they can fit before it admits them."""
 ENDPOINTS = {
@@ -97,6 +99,8 @@ class Settings:
     """The text that explains tools to models whose chat template does not, if not our own."""
     collector: str = ""
     """The URL that spans are sent to, if any."""
+    batches: Path | None = None
+    """The folder of files and batches; without it, there are none."""
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -209,6 +213,8 @@ class Gateway:
 
     def authenticate(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Key | None:
         """Return the key of a request, or None if the gateway needs no keys."""
+        if (batch_key := scope.get(BATCH_KEY)) is not None:
+            return cast(BatchKey, batch_key)
         if self.keys is None:
             return None
         x_api_key = f"Bearer {headers.get('x-api-key', '')}"
@@ -251,6 +257,10 @@ class Gateway:
             await check_fits(request, self.catalog)
         if key and self.keys:
             self.keys.charge(key, tokens)
+        if isinstance(key, BatchKey):
+            with self.admission.admit_beside(request.answer_count):
+                yield
+            return
         # All names that are no models share the limit of one.
         model = request.model if is_known else ""
         async with self.admission.admit(model, tokens, request.answer_count, timeout):

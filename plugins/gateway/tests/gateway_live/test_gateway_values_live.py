@@ -166,7 +166,8 @@ def test_bad_input_costs_nobody_else_anything(
         answer = gateway.post(path, body)
         assert answer.status_code == (422 if code == "not_a_number" else 400), answer.text
         assert answer.json()["error"]["code"] == code
-        got = gateway.client().embeddings.create(**embed)
+        client: Any = gateway.client()
+        got = client.embeddings.create(**embed)
         close([entry.embedding for entry in got.data], vectors)
     cut = {**embed, "input": ["a", "word " * 200_000], "truncate": True}
     assert len(gateway.post("/v1/embeddings", cut).json()["data"]) == 2
