@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -45,6 +46,8 @@ class TritonPythonModel:
         def part(role: str) -> Any:
             return _create(components[role], folder) if role in components else None
 
+        for component in components.values():
+            _set_environment(component, folder)
         # In a part of an ensemble, the stage is the driver; in a fused model, the batching is.
         self._driver: Driver = part("stage" if "stage" in components else "batching")
 
@@ -106,10 +109,23 @@ class TritonPythonModel:
                 close()
 
 
+def _set_environment(component: Mapping[str, Any], folder: Path) -> None:
+    """Set the variables that a part's libraries read when they are loaded, by whichever part."""
+    found, settings = _class_of(component)
+    # Only some classes have this method.
+    if environment := getattr(found, "environment", None):
+        os.environ.update(environment(settings, folder))
+
+
 def _create(component: Mapping[str, Any], folder: Path) -> Any:
+    found, settings = _class_of(component)
+    return found(settings, folder)
+
+
+def _class_of(component: Mapping[str, Any]) -> tuple[Any, _Settings]:
     module, _, name = public_runtime(component["runtime"]).partition(":")
     settings = _Settings(component["settings"], module.partition(".")[0])
-    return getattr(import_module(module), name)(settings, folder)
+    return getattr(import_module(module), name), settings
 
 
 class _Settings(dict[str, Any]):
