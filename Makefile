@@ -71,9 +71,10 @@ build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml 
 	@touch $@
 
 # vLLM for CPUs, in a separate environment of 2 GB: it pins its own PyTorch and transformers.
-test-vllm: .venv/.ready
-	@$(BIN)/python -m tests.vllm_environment
-	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests
+test-vllm:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 found: install one, or name it with PYTHON=..."; exit 1; }
+	@$(PYTHON) -m tests.vllm_environment
+	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests tests/real/test_real_vllm.py
 
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
