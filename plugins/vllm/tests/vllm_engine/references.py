@@ -15,7 +15,7 @@ from tests.bench.shapes import save_tokenizer
 from tests.tiny_models import CONTEXT, VOCAB, make_model
 
 # vLLM's attention on CPUs takes heads of 32 numbers or more.
-SHAPE = {"hidden_size": 128, "head_dim": 32}
+SHAPE: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
 OPTIONS: dict[str, Any] = {"enforce_eager": True, "dtype": "float32"}
 """Without these, each load compiles for half a minute, and answers are those of bfloat16."""
 MAX_TOKENS = 40
