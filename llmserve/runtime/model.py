@@ -14,6 +14,7 @@ from typing import Any
 
 from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
 from llmserve.contract.shared_stream import NUMBER
+from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer.outputs import declared_outputs
 from llmserve.runtime.answer.shared_streams import SharedStreams
 from llmserve.runtime.answer.utf8 import reachable, use_utf8
@@ -65,6 +66,7 @@ class TritonPythonModel:
                 defaults=contract["defaults"],
                 pb_utils=pb_utils,
                 outputs=declared_outputs(manifest),
+                answers=contract.get("answers", TOKENS),
             )
             if contract.get("shared_stream") == NUMBER and parts.decoupled:
                 self._shared = SharedStreams(parts)

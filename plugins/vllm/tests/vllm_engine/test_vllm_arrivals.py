@@ -66,12 +66,12 @@ def test_those_that_vllm_puts_back_into_its_queue_have_the_same_answers(
 ) -> None:
     preempted, record = [], model.usage.record
 
-    def counting(scheduler_stats: Any, iteration_stats: Any, *rest: Any, **options: Any) -> None:
+    def recorded(scheduler_stats: Any, iteration_stats: Any, *rest: Any, **options: Any) -> None:
         record(scheduler_stats, iteration_stats, *rest, **options)
         if iteration_stats is not None:
             preempted.append(iteration_stats.num_preempted_reqs)
 
-    monkeypatch.setattr(model.usage, "record", counting)
+    monkeypatch.setattr(model.usage, "record", recorded)
     longest = sorted(PROMPTS, key=len)[-6:]
     asked = [generation(prompt, MAX_TOKENS) for prompt in longest]
     run_batch(stepper, asked)
