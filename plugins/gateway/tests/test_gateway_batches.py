@@ -332,7 +332,8 @@ def test_a_batch_is_cancelled_with_what_it_has(tmp_path: Path) -> None:
 def test_a_batch_whose_time_is_over_has_an_error_for_each_line_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "read_window", lambda text: 1)
+    # Of whole seconds: at least one is left.
+    monkeypatch.setattr(routes, "read_window", lambda text: 2)
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:
