@@ -10,8 +10,10 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
+# With it, each of the hundreds of processes of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick docs docs-serve release-check real-model test-ray test-vllm lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -19,12 +21,15 @@ demo: .venv/.demo
 # Each worker has its own Triton and one compute thread. There are more workers than two cores can
 # run at once, because tests wait for nearly half of the time: for a server, a process, a back-off.
 # A worker that dies ends the run: replaced, it may leave the others waiting for ever (xdist 3.8).
-WORKERS ?= 3
-test: lint
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder -m "not alone" \
+# Types are checked meanwhile, since that keeps only one core busy.
+WORKERS ?= 4
+test: style
+	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
+	{ OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder -m "not alone" \
 		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
-		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
-	@$(BIN)/pytest -m alone tests/live
+		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }; } \
+		&& $(BIN)/pytest -m alone tests/live; tests=$$?; \
+	wait $$types || { cat build/types.txt; exit 1; }; exit $$tests
 
 # For who edits: types and the rules of the sources, without a server.
 quick: lint
@@ -50,10 +55,12 @@ release-check: .venv/.ready
 real-model: .venv/.ready
 	@$(BIN)/python -m tests.real.model
 
-lint: .venv/.ready
+lint: style
+	@$(BIN)/mypy
+
+style: .venv/.ready
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format fixes this"; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
-	@$(BIN)/mypy
 
 format: .venv/.ready
 	@$(BIN)/ruff format --quiet $(SOURCES)

@@ -173,10 +173,18 @@ def _requirements(installed: Mapping[str, _Package]) -> Iterator[tuple[_Package,
 
     for package in installed.values():
         for text in package.requires:
+            if _of_extra(text):
+                continue
             with suppress(InvalidRequirement):
                 requirement = Requirement(text)
                 if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
                     yield package, requirement
+
+
+def _of_extra(requirement: str) -> bool:
+    """Return whether it surely is that of an extra; most are, and parsing them takes longest."""
+    marker = requirement.partition(";")[2]
+    return "extra ==" in marker and " or " not in marker
 
 
 def _name(requirement: str) -> str:

@@ -54,6 +54,7 @@ class RecipeChecks:
     options: ClassVar[Mapping[str, Any]] = {}
     prompts: ClassVar[Sequence[str]] = PROMPTS
     _unlimited: ClassVar[dict[str, bool]] = {}
+    _alone: ClassVar[dict[tuple[str, str], tuple[str, Any, Any]]] = {}
 
     def _build(self, name: str, output: Path) -> BuildResult:
         try:
@@ -101,6 +102,18 @@ class RecipeChecks:
     def _answer(self, triton: LiveTriton, name: str, prompt: str) -> tuple[str, Any, Any]:
         answer = self._generate(triton, name, prompt, max_tokens=16)
         return answer.text, answer.finish_reason, answer.output_tokens
+
+    def _answers_alone(
+        self, triton: LiveTriton, name: str, prompts: Sequence[str]
+    ) -> list[tuple[str, Any, Any]]:
+        """Return the answers to prompts that are sent one by one, which many tests compare with.
+
+        Each is asked for once: its answer may not change later either.
+        """
+        for prompt in prompts:
+            if (name, prompt) not in self._alone:
+                self._alone[name, prompt] = self._answer(triton, name, prompt)
+        return [self._alone[name, prompt] for prompt in prompts]
 
     def _stream(
         self, triton: LiveTriton, name: str, prompt: str, options: dict[str, Any]

@@ -70,7 +70,7 @@ class RecipeConformance(RecipeChecks):
         self._expect(manifest and manifest.exchange, exchange, promise=promise)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
-        alone = [self._answer(triton, name, prompt) for prompt in self.prompts]
+        alone = self._answers_alone(triton, name, self.prompts)
         for _ in range(2):
             together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
             promise = "an answer is the same alone and in a batch"
@@ -78,7 +78,7 @@ class RecipeConformance(RecipeChecks):
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
-        alone = [self._answer(triton, name, prompt) for prompt in prompts]
+        alone = self._answers_alone(triton, name, prompts)
         answers = self._generate(triton, name, prompts, max_tokens=16)
         together = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
         promise = "each prompt of a request gets the answer that it gets alone"
@@ -123,7 +123,7 @@ class RecipeConformance(RecipeChecks):
                 )
 
     def test_one_bad_request_fails_alone(self, triton: LiveTriton, name: str) -> None:
-        expected = [self._answer(triton, name, prompt) for prompt in self.prompts]
+        expected = self._answers_alone(triton, name, self.prompts)
         with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
             good = [pool.submit(self._answer, triton, name, prompt) for prompt in self.prompts]
             bad = [
@@ -189,10 +189,10 @@ class RecipeConformance(RecipeChecks):
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
         options = {"max_tokens": 16}
-        wholes = all_at_once(lambda p: self._generate(triton, name, p, **options), self.prompts)
+        wholes = self._answers_alone(triton, name, self.prompts)
         self._expect_each(
             self.prompts,
-            [(whole.text, whole.finish_reason) for whole in wholes],
+            [(text, reason) for text, reason, _ in wholes],
             all_at_once(lambda p: self._stream(triton, name, p, options), self.prompts),
             promise="the pieces of a stream join to the whole answer",
             roles=(*TEXT, "batching"),
@@ -229,7 +229,7 @@ class ConstrainedConformance(RecipeConformance):
                 return answer.text, answer.finish_reason
 
             alone = [constrained(prompt) for prompt in self.prompts]
-            free = [self._answer(triton, name, prompt) for prompt in self.prompts]
+            free = self._answers_alone(triton, name, self.prompts)
             for prompt, (text, _) in zip(self.prompts, alone, strict=True):
                 self._check_form(prompt, text)
             with ThreadPoolExecutor(2 * len(self.prompts)) as pool:

@@ -84,6 +84,14 @@ def test_only_the_fields_of_metadata_count(site: Path) -> None:
     }
 
 
+def test_what_an_extra_needs_counts_only_if_it_is_needed_without_it_too(site: Path) -> None:
+    describe(site, "tokenizers", "0.1")
+    markers = ['extra == "a"', 'extra == "a" or python_version > "3"', "python_version > '3'"]
+    requires = [f"tokenizers>={n}; {marker}" for n, marker in enumerate(markers, 1)]
+    describe(site, "some", requires=requires)
+    assert [found.requires for found in conflicts()] == ["tokenizers>=2", "tokenizers>=3"]
+
+
 def test_a_conflict_without_numpy_is_mended_by_pip_itself(site: Path) -> None:
     describe(site, "tokenizers", "0.1")
     describe(site, "transformers", "5.0", requires=["tokenizers>=0.23", "absent>=1"])
