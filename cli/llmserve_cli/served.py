@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
-from llmserve.plugin import file_of
+from llmserve.plugin import server_file_of
 from llmserve_cli.building import build_file, build_stored
 from llmserve_cli.servers import REPOSITORY_FOLDER
 
@@ -39,7 +39,7 @@ def served_repository(
     assignments: tuple[str, ...],
 ) -> tuple[Path, tuple[str, ...]]:
     """Return the repository to serve and which of its models to load; build what is missing."""
-    if (file := file_of(ctx)) is not None:
+    if (file := server_file_of(ctx)) is not None:
         return _built_of_file(file, models, plugin or name or assignments)
     return _built_or_given(served, plugin, name, assignments), models
 

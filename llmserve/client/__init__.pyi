@@ -28,3 +28,6 @@ from llmserve.client.tools.prompt import TOOLS_PLACE as TOOLS_PLACE
 from llmserve.client.tools.request import Tools as Tools
 from llmserve.client.tools.request import ToolsError as ToolsError
 from llmserve.client.url import parse_url as parse_url
+from llmserve.client.values import Computed as Computed
+from llmserve.client.values import Labels as Labels
+from llmserve.client.values import Ranked as Ranked

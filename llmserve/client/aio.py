@@ -15,7 +15,13 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.client.deadlines import Deadline, Timeout
-from llmserve.client.exchange import AtOnce, Exchange, Steps, open_exchange
+from llmserve.client.exchange import (
+    AtOnce,
+    Exchange,
+    Steps,
+    open_exchange,
+    refuse_other_task,
+)
 from llmserve.client.failures import (
     Target,
     cut_off,
@@ -33,7 +39,19 @@ from llmserve.client.shared_streams import Inbox, SharedStream
 from llmserve.client.tools.calls import read_calls, stream_calls
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.client.url import Endpoint
+from llmserve.client.values import (
+    Computed,
+    Labels,
+    Ranked,
+    labels,
+    output_of,
+    ranked,
+    read_values,
+    value_requests,
+)
 from llmserve.contract.shared_stream import SharedPiece
+from llmserve.contract.tasks import CLASSIFY, EMBED, RERANK
+from llmserve.contract.tensors import EMBEDDING
 from llmserve.errors import (
     ClientError,
     InvalidRequestError,
@@ -45,6 +63,9 @@ from llmserve.errors import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from llmserve.client.tools.formats import ToolFormats
     from llmserve.client.tools.parts import NewReader
 
@@ -203,6 +224,63 @@ class AsyncClient:
         """Return an instance of a pydantic model; see :meth:`llmserve.client.Client.parse`."""
         options["json_schema"] = schema_of(form)
         return parse(form, await self.generate(model, prompt, timeout=timeout, **options))
+
+    async def compute(
+        self,
+        model: str,
+        texts: Prompts,
+        *,
+        pairs: Prompts | None = None,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> Computed:
+        """Return what a model computes of texts; see :meth:`llmserve.client.Client.compute`."""
+        deadline = self._deadline(timeout)
+        info = await self._info(model, deadline)
+        requests = value_requests(info, texts, pairs, options)
+        send = self._stream if info.exchange == "stream" else self._unary
+        responses: dict[str, Any] = {}
+        async with self._translated(model, deadline):
+            async with aclosing(send(requests, deadline)) as answers:
+                async for response in answers:
+                    if response.outputs:
+                        responses[response.id] = response
+            return read_values([responses.get(request.id) for request in requests])
+
+    async def embed(
+        self, model: str, text: Prompt, *, timeout: Timeout = None, **options: Any
+    ) -> npt.NDArray[np.float32]:
+        """Return embeddings; see :meth:`llmserve.client.Client.embed`."""
+        texts = [text] if isinstance(text, str) else text
+        await self._check_task(model, EMBED)
+        computed = await self.compute(model, texts, timeout=timeout, **options)
+        vectors = output_of(computed, EMBEDDING.name)
+        return vectors[0] if isinstance(text, str) else vectors
+
+    async def rerank(
+        self, model: str, query: str, documents: Prompts, *, timeout: Timeout = None, **options: Any
+    ) -> list[Ranked]:
+        """Return documents in order; see :meth:`llmserve.client.Client.rerank`."""
+        await self._check_task(model, RERANK)
+        queries = [query] * len(documents)
+        computed = await self.compute(model, queries, pairs=documents, timeout=timeout, **options)
+        return ranked(computed, documents)
+
+    async def classify(
+        self,
+        model: str,
+        texts: Prompts,
+        *,
+        pairs: Prompts | None = None,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> list[Labels]:
+        """Return the labels of texts; see :meth:`llmserve.client.Client.classify`."""
+        await self._check_task(model, CLASSIFY)
+        return labels(await self.compute(model, texts, pairs=pairs, timeout=timeout, **options))
+
+    async def _check_task(self, model: str, task: str) -> None:
+        refuse_other_task(await self._info(model, self._deadline(None)), task)
 
     async def stream(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any

@@ -61,7 +61,7 @@ class FileCommand(click.Command):
         return ServerFile.read(path)
 
 
-def file_of(ctx: click.Context) -> ServerFile | None:
+def server_file_of(ctx: click.Context) -> ServerFile | None:
     """Return the file that a command has read, if any."""
     file: ServerFile | None = ctx.meta.get(_META)
     return file

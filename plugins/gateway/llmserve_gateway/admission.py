@@ -14,6 +14,7 @@ from llmserve_gateway.errors import ApiError, bad_request
 if TYPE_CHECKING:
     from llmserve_gateway.catalog import Catalog
     from llmserve_gateway.fields import ParsedRequest
+    from llmserve_gateway.value_requests import ValueRequest
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,10 @@ def _queue_full(why: str) -> ApiError:
     )
 
 
-async def check_fits(request: ParsedRequest, catalog: Catalog) -> None:
+async def check_fits(request: ParsedRequest | ValueRequest, catalog: Catalog) -> None:
     """Refuse a prompt that cannot fit into its model, before it counts or the model reads it."""
+    if request.cuts:
+        return
     context = await catalog.context_length(request.model)
     longest = await catalog.longest_prompt(request.model)
     messages = request.options.get("messages") or ()
@@ -170,6 +173,6 @@ async def check_fits(request: ParsedRequest, catalog: Catalog) -> None:
             raise bad_request(
                 f"this model's maximum context length is {context} tokens, which the prompt's "
                 f"{size} {unit} exceed: shorten it",
-                "messages" if messages else "prompt",
+                "messages" if messages else request.sent.get("text_input", "prompt"),
                 "context_length_exceeded",
             )

@@ -27,13 +27,21 @@ from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
-from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
+from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
 from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
+from llmserve_gateway.value_requests import (
+    read_classify,
+    read_cohere_rerank,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
+from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
 PAGE = Path(__file__).with_name("page")
 _METRICS_TYPE = "text/plain; version=0.0.4"
@@ -42,6 +50,25 @@ CHAT = Dialect(read_chat, ChatWriter)
 COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completion")
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
+EMBEDDINGS = ValueDialect(read_embeddings, EmbeddingsWriter, "embeddings")
+RERANKING = ValueDialect(read_rerank, RankingWriter, "rerank", ApiError.jina_json)
+COHERE_RERANKING = ValueDialect(read_cohere_rerank, RankingWriter, "rerank", ApiError.cohere_json)
+SCORING = ValueDialect(read_score, ScoreWriter, "score")
+CLASSIFYING = ValueDialect(read_classify, LabelWriter, "classify")
+# By all names that these have in the APIs of OpenAI, Jina, Cohere and vLLM.
+DIALECTS: Mapping[str, AnyDialect] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANKING,
+    "/v2/rerank": COHERE_RERANKING,
+    "/rerank": RERANKING,
+    "/v1/score": SCORING,
+    "/score": SCORING,
+    "/classify": CLASSIFYING,
+}
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -72,7 +99,7 @@ Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
 class Endpoint:
     """An ASGI application for one path; it streams without going through Starlette."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, dialect: AnyDialect) -> None:
         self._gateway = gateway
         self._dialect = dialect
 
@@ -90,7 +117,7 @@ class Page(StaticFiles):
 
 
 class Routes:
-    """The endpoints that do not generate text."""
+    """The endpoints that do not ask a model for an answer."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -261,6 +288,7 @@ class Routes:
             "created": 0,
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
+            "task": (await self._catalog.info(name)).task,
         }
 
     async def _model_name(self, fields: Fields, key: Key | None) -> str:
@@ -288,9 +316,7 @@ def _absent(path: str) -> str:
     """Return what to say of a part of OpenAI's API that this server does not have; else nothing."""
     for prefix, what in _ABSENT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
-            return (
-                f": this server generates text, and has no {what}; GET /openapi.json lists it all"
-            )
+            return f": this server has text models, and no {what}; GET /openapi.json lists it all"
     return ""
 
 
@@ -320,10 +346,7 @@ def make_app(settings: Settings) -> Starlette:
         return Route(path, endpoint, methods=["POST"])
 
     api_routes = [
-        post("/v1/chat/completions", Endpoint(gateway, CHAT)),
-        post("/v1/completions", Endpoint(gateway, COMPLETION)),
-        post("/v1/responses", Endpoint(gateway, RESPONSE)),
-        post("/v1/messages", Endpoint(gateway, MESSAGE)),
+        *(post(path, Endpoint(gateway, dialect)) for path, dialect in DIALECTS.items()),
         post("/v1/messages/count_tokens", guarded(routes.count_tokens, anthropic.error_body)),
         post("/tokenize", guarded(routes.tokenize)),
         post("/detokenize", guarded(routes.detokenize)),

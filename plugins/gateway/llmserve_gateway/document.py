@@ -11,6 +11,15 @@ from llmserve.client import BATCH_ENDPOINTS
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.fields import MAX_ANSWERS, ROLES, SchemaProbe
 from llmserve_gateway.openai_requests import read_chat, read_completion
+from llmserve_gateway.value_requests import (
+    SCORE_NAMES,
+    TEXT_OR_TEXTS,
+    read_classify,
+    read_cohere_rerank,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
 
 _JSON, _EVENT_STREAM, _TEXT_PLAIN = "application/json", "text/event-stream", "text/plain"
 # Each API has its own types of parts: text, input_text, tool_use.
@@ -75,8 +84,12 @@ _TEXT_OR_IDS = {
 _SCHEMAS: Mapping[str, Any] = {
     "messages": _MESSAGES,
     "prompt": _TEXT_OR_IDS,
-    "input": {"anyOf": [_TEXT, _ITEMS]},
     "tokens": _IDS,
+}
+_OWN_SCHEMAS: Mapping[str, Any] = {
+    "/v1/messages": {"messages": _ANTHROPIC_MESSAGES},
+    "/v1/messages/count_tokens": {"messages": _ANTHROPIC_MESSAGES},
+    "/v1/responses": {"input": {"anyOf": [_TEXT, _ITEMS]}},
 }
 _ERROR = {
     "type": "object",
@@ -84,6 +97,8 @@ _ERROR = {
     "properties": {"error": {"type": "object", "required": ["message", "type"]}},
 }
 _EXAMPLE = [{"role": "user", "content": "Hi"}]
+_RANKING = {"query": "Hi", "documents": ["Hello"]}
+_PAIR = {"text_1": "Hi", "text_2": "Hello"}
 _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
     "/v1/chat/completions": ("Answer a conversation", read_chat, {"messages": _EXAMPLE}),
     "/v1/completions": ("Continue a text", read_completion, {"prompt": "Hi"}),
@@ -94,6 +109,14 @@ _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
     "/v1/messages/count_tokens": ("Count the tokens of a conversation",
                                   partial(anthropic.read_messages_request, count_only=True),
                                   {"messages": _EXAMPLE}),
+    "/v1/embeddings": ("The embeddings of texts", read_embeddings, {"input": "Hi"}),
+    "/v1/rerank": ("Documents ranked by a query, as Jina's API does", read_rerank, _RANKING),
+    "/v2/rerank": ("Documents ranked by a query, as Cohere's API does",
+                   read_cohere_rerank, _RANKING),
+    "/rerank": ("Same as /v1/rerank", read_rerank, _RANKING),
+    "/v1/score": ("How well texts answer others, as in vLLM", read_score, _PAIR),
+    "/score": ("Same as /v1/score", read_score, _PAIR),
+    "/classify": ("The labels of texts, as in vLLM", read_classify, {"input": "Hi"}),
 }  # fmt: skip
 _GETS = {
     "/v1/models": ("The available models", _JSON),
@@ -130,9 +153,15 @@ def make_document(models: Sequence[str], *, batches: bool = False) -> dict[str, 
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     paths: dict[str, Any] = {}
     for path, (summary, read, example) in _EXAMPLES.items():
-        body = _body(read, {"model": "m", **example}, model)
-        if path.startswith("/v1/messages"):
-            body["properties"]["messages"] = _ANTHROPIC_MESSAGES
+        schemas = {**_SCHEMAS, **_OWN_SCHEMAS.get(path, {})}
+        body = _body(read, {"model": "m", **example}, model, schemas)
+        if read is read_score:
+            body |= {
+                "required": ["model"],
+                "anyOf": [{"required": [*pair]} for pair in SCORE_NAMES],
+            }
+            texts = {name: TEXT_OR_TEXTS for pair in SCORE_NAMES for name in pair}
+            body["properties"] = {**texts, **body["properties"]}
         types = (_JSON, _EVENT_STREAM) if "stream" in body["properties"] else (_JSON,)
         paths[path] = {"post": _operation(summary, types, body)}
     for path, summary, names in (("/tokenize", "The tokens of a text", ("prompt", "messages")),
@@ -186,10 +215,12 @@ def _batch_paths() -> dict[str, Any]:
     return paths
 
 
-def _body(read: Callable[[Any], Any], example: dict[str, Any], model: Any) -> dict[str, Any]:
+def _body(
+    read: Callable[[Any], Any], example: dict[str, Any], model: Any, schemas: Mapping[str, Any]
+) -> dict[str, Any]:
     probe = SchemaProbe(example)
     read(probe)
-    fields = {name: _SCHEMAS.get(name, probe.schemas[name]) for name in probe.schemas}
+    fields = {name: schemas.get(name, probe.schemas[name]) for name in probe.schemas}
     return {
         "type": "object",
         "required": list(example),

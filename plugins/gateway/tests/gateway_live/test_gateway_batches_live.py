@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from llmserve.testing import LiveTriton
 
@@ -27,7 +28,7 @@ def test_a_batch_answers_what_its_requests_answer(
     ]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     gateway = Gateway(triton, "--batches", str(tmp_path / "batches"))
-    client = gateway.client()
+    client: Any = gateway.client()
     file = client.files.create(file=("requests.jsonl", content), purpose="batch")
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
