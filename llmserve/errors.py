@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from llmserve.contract import failures
 
@@ -52,6 +52,16 @@ class ConfigError(LLMServeError):
 
 class ModelSourceError(ConfigError):
     """``--model`` does not name a model that can be served."""
+
+
+class ModelKindError(ModelSourceError):
+    """A model of another kind than the generator is for; it names its ``architectures``."""
+
+    def __init__(
+        self, problem: str, architectures: Iterable[str] = (), *, hint: str | None = None
+    ) -> None:
+        super().__init__(problem, hint=hint)
+        self.architectures = tuple(architectures)
 
 
 class IncompatibleError(ConfigError):

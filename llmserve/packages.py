@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -53,13 +53,12 @@ def conflicts() -> list[Conflict]:
 
     What is missing is not listed: the first import of it says so.
     """
-    found = []
-    for distribution, requirement in _requirements():
-        with suppress(metadata.PackageNotFoundError):
-            version = metadata.version(requirement.name)
-            if not requirement.specifier.contains(version, prereleases=True):
-                wanted = f"{requirement.name}{requirement.specifier}"
-                found.append(Conflict(distribution.name, distribution.version, wanted, version))
+    found, installed = [], _installed()
+    for package, requirement in _requirements(installed):
+        other = installed.get(normal(requirement.name))
+        if other and not requirement.specifier.contains(other.version, prereleases=True):
+            wanted = f"{requirement.name}{requirement.specifier}"
+            found.append(Conflict(package.name, package.version, wanted, other.version))
     return found
 
 
@@ -118,11 +117,11 @@ def _built_for_new_numpy() -> list[str]:
     """Return the installed packages that cannot use numpy 1, and those that need these packages."""
     needed: dict[str, set[str]] = {}
     names: set[str] = set()
-    for distribution, requirement in _requirements():
-        needed.setdefault(normal(distribution.name), set()).add(normal(requirement.name))
+    for package, requirement in _requirements(_installed()):
+        needed.setdefault(normal(package.name), set()).add(normal(requirement.name))
         is_numpy = normal(requirement.name) == "numpy"
         if is_numpy and not requirement.specifier.contains(_LAST_OLD_NUMPY):
-            names.add(normal(distribution.name))
+            names.add(normal(package.name))
     pending = set(names)
     while pending:
         # pip looks only at the packages that it is asked for and at what these need.
@@ -131,22 +130,61 @@ def _built_for_new_numpy() -> list[str]:
     return sorted(names)
 
 
-def _requirements() -> Iterator[tuple[metadata.Distribution, Requirement]]:
+@dataclass(frozen=True)
+class _Package:
+    name: str
+    version: str
+    requires: tuple[str, ...]
+
+
+# A value may go on in lines that are indented.
+_FIELD = re.compile(r"^(Name|Version|Requires-Dist):[ \t]*(.*(?:\n[ \t].*)*)", re.M | re.I)
+
+
+def _installed() -> dict[str, _Package]:
+    """Return the installed packages by name: the first of a name on the path is the one imported.
+
+    Every build asks for them, so only the fields that are needed are read, and each file once.
+    """
+    found: dict[str, _Package] = {}
+    for distribution in metadata.distributions():
+        with suppress(Exception):
+            package = _read(distribution)
+            found.setdefault(normal(package.name), package)
+    return found
+
+
+def _read(distribution: metadata.Distribution) -> _Package:
+    text = distribution.read_text("METADATA")
+    if text is None:
+        # An older form, which has what it requires in another file.
+        requires = tuple(distribution.requires or ())
+        return _Package(distribution.name, distribution.version, requires)
+    fields: dict[str, list[str]] = {"name": [], "version": [], "requires-dist": []}
+    # After the first blank line is the description, which may say anything.
+    for name, value in _FIELD.findall(re.split(r"\n[ \t]*\n", text, maxsplit=1)[0]):
+        fields[name.lower()].append(" ".join(value.split()))
+    return _Package(fields["name"][0], fields["version"][0], tuple(fields["requires-dist"]))
+
+
+def _requirements(installed: Mapping[str, _Package]) -> Iterator[tuple[_Package, Requirement]]:
     """Yield what each installed package requires here, without its extras."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    seen: set[str] = set()
-    for distribution in metadata.distributions():
-        with suppress(Exception):
-            # The first of a name on the path is the one that is imported.
-            if (name := normal(distribution.name)) in seen:
+    for package in installed.values():
+        for text in package.requires:
+            if _of_extra(text):
                 continue
-            seen.add(name)
-            for text in distribution.requires or ():
-                with suppress(InvalidRequirement):
-                    requirement = Requirement(text)
-                    if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
-                        yield distribution, requirement
+            with suppress(InvalidRequirement):
+                requirement = Requirement(text)
+                if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+                    yield package, requirement
+
+
+def _of_extra(requirement: str) -> bool:
+    """Return whether it surely is that of an extra; most are, and parsing them takes longest."""
+    marker = requirement.partition(";")[2]
+    return "extra ==" in marker and " or " not in marker
 
 
 def _name(requirement: str) -> str:

@@ -33,6 +33,14 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _tests_that_tests_run_start_soon() -> Iterator[None]:
+    """As pyproject.toml has it for those here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_ADDOPTS", "-p no:langsmith_plugin -p no:anyio")
+        yield
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run tests that need the same models on the same worker, so that they share a Triton."""
@@ -49,27 +57,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the longest tests first, so that all workers finish at about the same time."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _rank(_group(item.nodeid)))
+        items.sort(key=lambda item: -_seconds(_group(item.nodeid)))
 
 
-_LONG = (
-    "real/test_real_openvino.py",
-    "real/test_real_answers.py",
-    "live/test_scaffold.py",
-    "live/test_readme.py",
-    "reliability/test_serve.py",
-)
-
-
-def _rank(group: str) -> int:
-    """Live tests of plugins take longest, then ``_LONG``, then other files that start a Triton."""
-    if not group.endswith(".py"):
-        return 0
-    return 1 if group.endswith(_LONG) else 2 + ("live" not in group)
+def _seconds(group: str) -> int:
+    """About how long a group takes; those that start a Triton take longer than others."""
+    own = 2 if "live" in group else 1
+    return _LONG.get(group, own if group.endswith(".py") else 30)
 
 
 _OPENVINO = "plugins/openvino/tests/openvino_engine"
 _SAME_MODELS = {
+    "tests/live/test_server_private.py": "plugins/iterative/tests",
+    "tests/live/test_shared_streams.py": "plugins/iterative/tests",
     "tests/reliability/test_requests.py": "plugins/iterative/tests",
     "plugins/deploy/tests/test_deploy_live.py": "plugins/iterative/tests",
     "plugins/examples/tokens/tests/test_tokens_conformance.py": "plugins/bench/tests",
@@ -79,6 +79,34 @@ _SAME_MODELS = {
     f"{_OPENVINO}/test_openvino_build.py": _OPENVINO,
     f"{_OPENVINO}/test_openvino_engine.py": _OPENVINO,
 }
+_LONG = {
+    "plugins/iterative/tests": 180,
+    "plugins/gpt2/tests": 140,
+    "plugins/trtllm/tests": 130,
+    _OPENVINO: 120,
+    "tests/real/test_real_openvino.py": 90,
+    "plugins/gateway/tests/gateway_live": 87,
+    "tests/reliability/test_serve_alone.py": 86,
+    "tests/reliability/test_serve.py": 85,
+    "tests/real/test_real_answers.py": 80,
+    "plugins/bench/tests": 75,
+    "plugins/hf/tests": 74,
+    "tests/live/test_scaffold.py": 60,
+    "tests/live/test_cli.py": 45,
+    "plugins/examples/priorities/tests": 40,
+    "plugins/bench/tests/measuring/test_generator.py": 39,
+    "tests/live/test_server.py": 38,
+    "tests/live/test_server_surroundings.py": 37,
+    "plugins/bench/tests/measuring/test_commands.py": 31,
+    "tests/live/test_readme.py": 25,
+    "tests/live/test_third_party.py": 25,
+    "tests/reliability/test_replicas.py": 22,
+    "tests/live/test_server_endings.py": 22,
+    "tests/live/test_run.py": 21,
+    "tests/reliability/test_kills.py": 18,
+    "plugins/iterative/tests/iterative_engine/test_arrivals.py": 15,
+}
+"""Seconds on two cores; only their order counts."""
 _EVERY_RECIPE = (
     "plugins/gateway/tests/gateway_live/test_gateway_models_live.py::test_a_recipe_answers["
 )

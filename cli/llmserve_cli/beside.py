@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from llmserve.errors import ServerError
+from llmserve.errors import ModelNotReadyError, ServerError
 from llmserve_cli.servers import Running, find_servers
 from llmserve_cli.status import Status
 
@@ -42,15 +42,32 @@ class Beside:
         return next((server for server in servers if server.url), None)
 
     def check(self) -> None:
-        """Raise if it has ended, with its own words."""
+        """Raise if it has ended, with its own words, or cannot answer now."""
+        from llmserve.server.run.guard import name_of_signal
+
         code = self.process.poll()
         if code is None:
+            self._refuse_while_loading()
             return
+        if code < 0:
+            # Its last words were about something else.
+            raise ServerError(f"the server has ended: killed by {name_of_signal(-code)}")
         self._reader.join(1.0)
         said = [line.removeprefix(_PREFIX) for line in self.lines if line.startswith(_PREFIX)]
         error = ServerError(said[-1] if said else f"the server has ended with the code {code}")
-        error.exit_code = code if code > 0 else ServerError.exit_code
+        error.exit_code = code or ServerError.exit_code
         raise error
+
+    def _refuse_while_loading(self) -> None:
+        from llmserve.server.keep.health import is_alive
+
+        server = None if self.is_starting else self.server()
+        if server is not None and not is_alive(server.state):
+            reasons = [model["why"] for model in server.status.get("models", ())]
+            why = next(filter(None, reasons), "llmserve status shows more")
+            raise ModelNotReadyError(
+                f"the server is {server.state} ({why})", hint="say it again in a moment"
+            )
 
     def follow(self) -> None:
         """Read what it prints, and show it while it starts."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from llmserve.errors import ModelSourceError, OptionError, UsageError
+from llmserve.errors import ConfigError, ModelSourceError, OptionError, UsageError
 from llmserve_cli.building import (
     CONFIG,
     NAME,
@@ -171,6 +171,8 @@ def _build_config(ctx: click.Context, path: Path, *, force: bool) -> None:
             hint=f"write it into {path}",
         )
     file = ServerFile.read(path)
+    if not file.models:
+        raise ConfigError(f"{path} has no model", hint="add [models.NAME] with its source")
     for stored in build_file(file, force=force):
         click.echo(stored.model.folder)
     click.echo(f"next: llmserve serve --config {shlex.quote(str(path))}", err=True)

@@ -71,7 +71,8 @@ def talk(
 ) -> None:
     """Answer a text, or all of standard input if that is no terminal; else have a conversation.
 
-    ``check`` is called before each message, and raises if there is nothing left to talk to.
+    ``check`` is called before each message, and raises if there is nothing left to talk to. A
+    conversation stays open then: what was said can still be saved.
     """
     conversation = begin(client, model, system, options)
     if text is None and sys.stdin.isatty():
@@ -114,11 +115,11 @@ def converse(conversation: Conversation, check: Callable[[], None] = lambda: Non
             return
         if not line.strip():
             continue
-        check()
         try:
             if line.startswith("/"):
                 note(run_command(conversation, line))
             else:
+                check()
                 _answer(conversation, line)
                 if has_template and not conversation.takes_messages:
                     note(f"{conversation.model} has no chat template: it continues each text alone")

@@ -219,6 +219,8 @@ def _save(conversation: Conversation, argument: str) -> str:
     except ValueError:
         raise UsageError("/save takes a file", hint="as in /save talk.md, or talk.json") from None
     path = Path(name).expanduser()
+    if not conversation.turns:
+        raise UsageError("nothing was said yet")
     messages = conversation.messages()
     if path.suffix == ".json":
         text = json.dumps(messages, indent=2, ensure_ascii=False)

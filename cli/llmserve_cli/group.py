@@ -139,6 +139,7 @@ def cli() -> None:
     """Serve language models with NVIDIA Triton.
 
     \b
+    llmserve run demo
     llmserve build --plugin hf --model demo
     llmserve serve
     llmserve query demo "Once upon a time"

@@ -7,13 +7,23 @@ from typing import Any, TypeVar
 
 import click
 
-from llmserve.contract.options import OPTIONS
+from llmserve.contract.options import INT32, OPTIONS
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-def request_option(name: str) -> Callable[[C], C]:
-    """Declare an option of a command that is one of the request."""
+def request_option(name: str, *, ours: bool = False) -> Callable[[C], C]:
+    """Declare an option of a command that is one of the request.
+
+    A model that is ours has the range of the contract; another server may have another one.
+    """
     row = OPTIONS[name]
     flag = f"--{name.replace('_', '-')}"
-    return click.option(flag, type=int if row.kind == "whole" else float, help=row.help)
+    kind: Any = int if row.kind == "whole" else float
+    if ours:
+        high = None if row.high >= INT32 else row.high
+        if kind is int:
+            kind = click.IntRange(int(row.low), None if high is None else int(high))
+        else:
+            kind = click.FloatRange(row.low, high, min_open=row.above)
+    return click.option(flag, type=kind, help=row.help)

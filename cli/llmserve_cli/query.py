@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from llmserve.contract.options import MAX_LOGPROBS
+from llmserve.contract.tasks import GENERATE
 from llmserve.errors import (
     LLMServeError,
     OptionError,
@@ -91,6 +92,18 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
     shell_complete=request_options,
     help="Set any other option of the model (repeatable).",
 )
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    metavar="TEXT",
+    help="For a model that ranks or classifies: a document, or a second text (repeatable).",
+)
+@click.option(
+    "--npy",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="For a model that computes embeddings: write them to this file of numpy.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print answers as JSON, with token counts.")
 def query(
     model: str,
@@ -108,9 +121,13 @@ def query(
     concurrency: int,
     assignments: tuple[str, ...],
     as_json: bool,
+    pairs: tuple[str, ...],
+    npy: Path | None,
     **options: Any,
 ) -> int:
     """Query a served model and print its answer.
+
+    A model that computes embeddings, ranks documents or finds labels prints those.
 
     The prompt is read from standard input if it is missing or -.
 
@@ -119,6 +136,8 @@ def query(
     llmserve query demo "What is the capital of Japan?" --system "Answer in one word."
     llmserve query demo --file prompts.txt --max-tokens 32 --json
     llmserve query demo "Once upon a time" --set repetition_penalty=1.2
+    llmserve query minilm --file texts.txt --npy vectors.npy
+    llmserve query ranker "Where do cats sleep?" --pair "On the sofa." --pair "At noon."
     """
     if stream and (as_json or prompts):
         flag = "--json" if as_json else "--file"
@@ -167,16 +186,26 @@ def query(
             click.echo()
 
     # Servers with OpenAI's API have their own timeouts.
+    lines = read_lines(prompts) if prompts else []
+    text = "" if prompts else read_prompt(prompt, model)
     with closing(client), nullcontext() if openai else _watched(client):
         if assigned and not openai:
             _refuse_unknown(client.model(model), assigned)
+        if not openai and (info := client.model(model)).task not in (GENERATE, ""):
+            from llmserve_cli.values import Asked, query_values
+
+            texts = [line.text for line in lines] if prompts else [text]
+            query_values(client, info, Asked(texts, pairs, options, as_json, npy))
+            return 0
+        if pairs or npy:
+            flag = "--pair" if pairs else "--npy"
+            raise UsageError(f"{model} generates text", hint=f"leave out {flag}")
         if prompts:
-            code = answer_lines(client, read_lines(prompts), ask, concurrency, show)
+            code = answer_lines(client, lines, ask, concurrency, show)
             if cut and not as_json:
                 answers = "1 answer" if cut == 1 else f"{cut} answers"
                 click.echo(f"[{answers} stopped at the limit: --max-tokens]", err=True)
             return code
-        text = read_prompt(prompt, model)
         if as_json or stream is False:
             answer = ask(text)
             _print_answer(answer, as_json)

@@ -76,7 +76,8 @@ def _place_of(model: str, repository: Path | None) -> tuple[Store | None, Path]:
     if kept := store.find(model):
         return store, kept.repository
     names = [*here.models, *(kept.name for kept in store.models())]
-    raise ConfigError(f"no model {model!r} is built", hint=near(model, names))
+    hint = near(model, names) if names else "none is, and llmserve run MODEL builds one"
+    raise ConfigError(f"no model {model!r} is built", hint=hint)
 
 
 def _refuse_if_silent(servers: list[Running], model: str) -> None:

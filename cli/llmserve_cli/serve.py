@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import LLMServeError, ServerError
+from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import built_models, what_to_serve
-from llmserve_cli.served import CommandWithFile, served_repository
+from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
@@ -36,7 +37,7 @@ RUNTIME = click.option(
 )
 
 
-@click.command(cls=CommandWithFile)
+@click.command(cls=FileCommand, subject="served", verb="serve", options=options_of)
 @click.argument(
     "served",
     metavar="[REPOSITORY | MODEL]",
@@ -100,6 +101,11 @@ RUNTIME = click.option(
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="File with the API keys that the frontend accepts.",
 )
+@click.option(
+    "--batches",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder in which the frontend keeps files and batches of requests.",
+)
 @click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
 @click.pass_context
@@ -116,6 +122,7 @@ def serve(
     frontend_host: str | None,
     frontend_port: int | None,
     keys: Path | None,
+    batches: Path | None,
     no_auth: bool,
     otlp_endpoint: str | None,
     **server_options: Any,
@@ -174,6 +181,7 @@ def serve(
             keys=keys and keys.absolute(),
             open=no_auth,
             collector=otlp_endpoint or "",
+            batches=batches and batches.absolute(),
         ),
     )
     settings, left_out = _checked(settings, found, frontends)

@@ -35,22 +35,25 @@ def explain_usage(error: click.ClickException) -> str:
         hint = near(error.option_name, error.possibilities) if error.possibilities else see_help
         return f"{command} has no option {error.option_name}: {hint}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        choices = ", ".join(_choices(error.param, ctx))
-        hint = f"choose one of {choices}" if choices else see_help
+        choices, is_all = _choices(error.param, ctx)
+        hint = f"choose one of {', '.join(choices)}" if choices and is_all else see_help
         return f"{command} needs {_name(error.param)}: {hint}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         if isinstance(error.param.type, click.Choice):
-            value, choices = error.message.split(" is not ")[0], ", ".join(error.param.type.choices)
-            return f"{_name(error.param)} cannot be {value}: choose one of {choices}"
+            value = error.message.split(" is not ")[0]
+            every = ", ".join(error.param.type.choices)
+            return f"{_name(error.param)} cannot be {value}: choose one of {every}"
         return f"{_name(error.param)}: {_one_line(error.message)}"
     text = _one_line(error.format_message())
     # Messages of click itself start with a capital letter and do not name a fix.
     return f"{text[0].lower()}{text[1:]}: {see_help}" if text[:1].isupper() else text
 
 
-def _choices(param: click.Parameter, ctx: click.Context) -> list[str]:
-    """Return the values that a parameter accepts: those that the shell completes."""
-    return [item.value for item in param.shell_complete(ctx, "") if item.type == "plain"]
+def _choices(param: click.Parameter, ctx: click.Context) -> tuple[list[str], bool]:
+    """Return values that a parameter accepts, which the shell completes, and if these are all."""
+    items = param.shell_complete(ctx, "")
+    plain = [item.value for item in items if item.type == "plain"]
+    return plain, len(plain) == len(items)
 
 
 def _name(param: click.Parameter) -> str:

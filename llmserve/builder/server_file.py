@@ -48,6 +48,7 @@ GATEWAY = {
     "host": Key("text", "The address to listen on; by default that of serve."),
     "port": Key("whole", "The port; by default 8080, 0 for any free one."),
     "keys": Key("path", "The file with the API keys that are accepted."),
+    "batches": Key("path", "The folder of files and batches of requests; none without it."),
     "no_auth": Key("flag", "Whether to accept requests without a key on any address."),
 }
 TOP = {

@@ -1,4 +1,4 @@
-"""Locates the model that ``--model`` names: the demo, a local folder or a model on the hub."""
+"""Locates the model that a build is given: the demo, a local folder or a model on the hub."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def resolve(
         from llmserve.demo import demo_model_path
 
         if kind == "file":
-            raise ModelSourceError("the demo is a folder", hint="name a file (--model)")
+            raise ModelSourceError("the demo is a folder", hint="name a file")
         if kind is not None:
             _check_weights(demo_model_path(), model, weights)
         return ModelSource(model, demo_model_path())
     if not model:
-        raise ModelSourceError("--model is empty", hint="name a folder, or an id on the hub")
+        raise ModelSourceError("the model is not named", hint="name a folder, or an id on the hub")
     path = path_of(model)
     if kind == "file":
         return ModelSource(model, _file(path, model, weights))
@@ -118,8 +118,9 @@ def resolve(
     if kind is None:
         return ModelSource(model, path)
     if path.exists():
-        flag = f"--model {shlex.quote(str(path.parent))}"
-        raise ModelSourceError(f"{model} is a file", hint=f"name its folder: {flag}")
+        raise ModelSourceError(
+            f"{model} is a file", hint=f"name its folder: {shlex.quote(str(path.parent))}"
+        )
     if kind == "huggingface" and (named := _HUB_FILE.fullmatch(model)):
         file = fetch_file(named["id"], named["file"], revision=revision, report=report)
         # The name of a snapshot's folder is the commit.
@@ -128,9 +129,7 @@ def resolve(
     if kind == "folder" or model.startswith((".", "/", "~")) or not names_model(model):
         others = "" if kind == "folder" else ", a GGUF file, a model's id on the hub, or 'demo'"
         what = "file" if path.suffix.lower() == GGUF else "folder"
-        raise ModelSourceError(
-            f"no {what} at {model}", hint=f"--model takes a local folder{others}"
-        )
+        raise ModelSourceError(f"no {what} at {model}", hint=f"name a local folder{others}")
     folder = fetch(model, revision=revision, weights=weights, report=report)
     _check_config(folder, model)
     _check_weights(folder, model, weights)
@@ -153,7 +152,7 @@ def _gguf_file(path: Path, model: str) -> Path:
         others = ", ".join(file.name for file in files[1:4])
         raise ModelSourceError(
             f"{model} has {len(files)} GGUF files",
-            hint=f"name one: --model {shlex.quote(str(files[0]))} (or {others})",
+            hint=f"name one: {shlex.quote(str(files[0]))} (or {others})",
         )
     return files[0].absolute()
 
@@ -191,7 +190,7 @@ def _file(path: Path, model: str, weights: Sequence[str]) -> Path:
     if path.is_dir():
         raise ModelSourceError(f"{model} is a folder", hint=f"name a file in it: {names}")
     if not path.is_file():
-        raise ModelSourceError(f"no file at {model}", hint="--model takes a local file")
+        raise ModelSourceError(f"no file at {model}", hint="name a local file")
     if not any(path.match(pattern) for pattern in weights):
         raise ModelSourceError(f"{model} is not a file of this kind", hint=f"name one: {names}")
     return path.absolute()
@@ -219,7 +218,7 @@ def _check_weights(folder: Path, model: str, weights: Sequence[str]) -> None:
         )
     raise ModelSourceError(
         f"{model} has no weights: no {' or '.join(weights)} in {folder.name}",
-        hint="name a folder that has them (--model)",
+        hint="name a folder that has them",
     )
 
 

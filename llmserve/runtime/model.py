@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
 from llmserve.contract.shared_stream import NUMBER
+from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer.outputs import declared_outputs
 from llmserve.runtime.answer.shared_streams import SharedStreams
 from llmserve.runtime.answer.utf8 import reachable, use_utf8
@@ -45,6 +47,8 @@ class TritonPythonModel:
         def part(role: str) -> Any:
             return _create(components[role], folder) if role in components else None
 
+        for component in components.values():
+            _set_environment(component, folder)
         # In a part of an ensemble, the stage is the driver; in a fused model, the batching is.
         self._driver: Driver = part("stage" if "stage" in components else "batching")
 
@@ -62,6 +66,7 @@ class TritonPythonModel:
                 defaults=contract["defaults"],
                 pb_utils=pb_utils,
                 outputs=declared_outputs(manifest),
+                answers=contract.get("answers", TOKENS),
             )
             if contract.get("shared_stream") == NUMBER and parts.decoupled:
                 self._shared = SharedStreams(parts)
@@ -106,10 +111,23 @@ class TritonPythonModel:
                 close()
 
 
+def _set_environment(component: Mapping[str, Any], folder: Path) -> None:
+    """Set the variables that a part's libraries read when they are loaded, by whichever part."""
+    found, settings = _class_of(component)
+    # Only some classes have this method.
+    if environment := getattr(found, "environment", None):
+        os.environ.update(environment(settings, folder))
+
+
 def _create(component: Mapping[str, Any], folder: Path) -> Any:
+    found, settings = _class_of(component)
+    return found(settings, folder)
+
+
+def _class_of(component: Mapping[str, Any]) -> tuple[Any, _Settings]:
     module, _, name = public_runtime(component["runtime"]).partition(":")
     settings = _Settings(component["settings"], module.partition(".")[0])
-    return getattr(import_module(module), name)(settings, folder)
+    return getattr(import_module(module), name), settings
 
 
 class _Settings(dict[str, Any]):

@@ -2,11 +2,11 @@
 
     python -m tests.bench.peers [--rounds 3] [--only openvino,vllm]
 
-The model is that of the tests (`make real-model`). Ours are measured through the gateway, vLLM
-through its own server, both as OpenAI endpoints; llama.cpp behind the small server that is beside
-this file, because its package has none. Environments of the peers are made in build. A peer
-that cannot be had here is named with its reason, and left out. Run by build/vllm/bin/python, it
-compares vLLM in Triton with vLLM's own server.
+The model is that of the tests (`make real-model`). Ours are measured through the gateway, vLLM and
+llama.cpp through their own servers, all as OpenAI endpoints. llama.cpp computes with the weights as
+they are in the file (Q4_1), the others with the same ones widened. Environments of the peers are
+made in build. A peer that cannot be had here is named with its reason, and left out. Run by
+build/vllm/bin/python, it compares vLLM in Triton with vLLM's own server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import os
 import platform
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,20 +31,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from llmserve.errors import LLMServeError
 from llmserve.testing import LiveTriton
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan
 from llmserve_bench.prompts import Prompts
+from llmserve_bench.results import Load
 from llmserve_bench.targets import Target
+from tests.llama_environment import LLAMA, llama_server
 from tests.real.model import NotHad, converted_model, real_model
 from tests.support import ROOT
-from tests.vllm_environment import NotMade, run, vllm_environment
+from tests.vllm_environment import VLLM, NotMade, vllm_environment
 
 from .gateway import FIRST, RATE, STREAMS, cell, gateway
 from .gateway import run as run_load
 
 ENVIRONMENTS = ROOT / "build" / "peers"
-LLAMA = "3.21.1"
 MODEL = "real"
 OURS: Mapping[str, tuple[str, dict[str, str]]] = {
     "openvino": ("openvino", {}),
@@ -53,25 +55,15 @@ OURS: Mapping[str, tuple[str, dict[str, str]]] = {
     # Only in the environment of `make test-vllm`; the others only outside it.
     "vllm in Triton": ("vllm", {}),
 }
+TITLES = {
+    "vllm": f"vLLM {VLLM} on the CPU",
+    "llama.cpp": f"llama.cpp b{LLAMA}, Q4_1",
+}
 _START = 300.0
 _PAUSE = 2.0
 """Seconds between two targets: vLLM computes on for one after its last answer."""
-_LLAMA_SERVER = Path(__file__).with_name("llama_server.mjs")
-
-
-def llama_environment() -> Path:
-    """Return the folder with llama.cpp for Node.js, as its authors have compiled it."""
-    folder = ENVIRONMENTS / f"llama-{LLAMA}"
-    if (folder / "ready").is_file():
-        return folder
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        raise NotHad("there is no Node.js with npm")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    package = f"node-llama-cpp@{LLAMA}"
-    run(["npm", "install", "--prefix", str(folder), package, "--ignore-scripts"])
-    (folder / "ready").touch()
-    return folder
+_CONTEXT = 1024
+"""Tokens that llama.cpp keeps for each stream: it takes the memory for all of them at once."""
 
 
 def free_port() -> int:
@@ -135,9 +127,12 @@ def vllm(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def llama(file: Path) -> Iterator[str]:
-    folder, port = llama_environment(), free_port()
-    copy = shutil.copyfile(_LLAMA_SERVER, folder / _LLAMA_SERVER.name)
-    words = ["node", str(copy), str(file), str(port), str(max(STREAMS))]
+    program, port, most = llama_server(), free_port(), max(STREAMS)
+    words = [str(program), "--model", str(file), "--alias", MODEL, "--offline"]
+    # More threads than cores make it slower by far: they wait for one another in a loop.
+    words += ["--threads", str(os.cpu_count() or 1)]
+    words += ["--parallel", str(most), "--ctx-size", str(most * _CONTEXT)]
+    words += ["--host", "127.0.0.1", "--port", str(port)]
     with server(words, port, ENVIRONMENTS / "llama.log") as address:
         yield address
 
@@ -176,11 +171,16 @@ def targets_of(stack: ExitStack, chosen: Sequence[str], console: Console) -> dic
     return targets
 
 
+def greedy(load: Load) -> Load:
+    """Ask for what ours do by default: others take the likeliest token only on request."""
+    return replace(load, options={**load.options, "temperature": 0})
+
+
 def figures(target: Target, plan: Plan) -> Iterator[tuple[str, float]]:
     """Yield the columns of the table with what is measured now."""
-    first = figures_of(run_load(target, FIRST, plan), FIRST)
+    first = figures_of(run_load(target, greedy(FIRST), plan), FIRST)
     for count, load in STREAMS.items():
-        found = figures_of(run_load(target, load, plan), load)
+        found = figures_of(run_load(target, greedy(load), plan), load)
         yield f"tokens/s x {count}", found[RATE]
         yield f"first token x {count}, ms", (first if count == 1 else found)["ttft_p50"] * 1e3
 
@@ -192,11 +192,18 @@ def measure(
     plan = Plan(Prompts())
     measured: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(rounds):
+        began = time.monotonic()
         for name in random.Random(turn).sample(list(targets), len(targets)):
-            for column, value in figures(targets[name], plan):
-                measured[name].setdefault(column, []).append(value)
-            time.sleep(_PAUSE)
-        console.print(f"round {turn + 1} of {rounds}", style="dim")
+            if name in measured:
+                try:
+                    for column, value in figures(targets[name], plan):
+                        measured[name].setdefault(column, []).append(value)
+                except (LLMServeError, RuntimeError) as error:
+                    console.print(f"{name} is left out: {error}", style="yellow")
+                    del measured[name]
+                time.sleep(_PAUSE)
+        took = f"{time.monotonic() - began:.0f} s"
+        console.print(f"round {turn + 1} of {rounds}, {took}", style="dim")
     return measured
 
 
@@ -227,7 +234,7 @@ def main() -> None:
     columns = next(iter(measured.values()), {})
     table = Table("", *columns, title=title, caption=caption)
     for name, found in measured.items():
-        table.add_row(name, *(cell(values, 0) for values in found.values()))
+        table.add_row(TITLES.get(name, name), *(cell(values, 0) for values in found.values()))
     Console(width=160).print(table)
 
 

@@ -220,7 +220,7 @@ def test_a_folder_that_is_not_a_model_is_refused_and_nothing_is_written(
         ({"model": "./nothing/here"}, ModelSourceError, "no folder at"),
         ({"model": "a/b/c"}, ModelSourceError, "no folder at"),
         ({"model": "~nobody-here/x"}, ModelSourceError, "no folder at ~nobody-here/x"),
-        ({"model": ""}, ModelSourceError, "--model is empty"),
+        ({"model": ""}, ModelSourceError, "the model is not named"),
         ({"model": __file__}, ModelSourceError, "is a file"),
         ({"name": "a/b"}, UsageError, "--name"),
         ({"tokenizer": "transformer"}, PluginError, "did you mean 'transformers'"),

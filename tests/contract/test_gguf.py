@@ -7,21 +7,23 @@ import os
 import shutil
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import llmserve
 from llmserve.builder.build import build_spec
-from llmserve.builder.gguf.convert import Refused, convert, end_ids
+from llmserve.builder.gguf.convert import Refused, convert, end_ids, main
 from llmserve.builder.gguf.header import read_header
 from llmserve.builder.gguf.rope import rope_parameters
 from llmserve.builder.plan import BuildSpec
 from llmserve.demo import demo_model_path
-from llmserve.errors import LLMServeError, ModelSourceError
+from llmserve.errors import LLMServeError, ModelSourceError, OutputError
 from llmserve.names import model_name_from
 from tests.gguf_files import CHAT_TEMPLATE, FAMILIES, make_model, write_model
 from tests.support import http_server, reply, run
@@ -163,7 +165,7 @@ def test_a_folder_with_one_gguf_file_is_that_model(file: Path, repo: Path) -> No
     result = llmserve.build("iterative", str(file.parent), output=repo, name="tiny")
     assert result.manifest.source == {"kind": "local", "file": file.name}
     shutil.copyfile(file, file.with_name("other.gguf"))
-    with pytest.raises(ModelSourceError, match=r"has 2 GGUF files: name one: --model \S+other"):
+    with pytest.raises(ModelSourceError, match=r"has 2 GGUF files: name one: \S+other"):
         llmserve.build("hf", str(file.parent), output=repo, name="tiny")
 
 
@@ -215,6 +217,30 @@ def test_a_build_refuses_in_one_line_and_leaves_nothing(tmp_path: Path, repo: Pa
     with path.open("r+b") as content:
         content.truncate(path.stat().st_size - 1)
     assert "bytes of at least" in refused()
+
+
+def test_a_full_disk_is_what_is_named(
+    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path)
+
+    def here(words: list[str], **_: object) -> CompletedProcess[str]:
+        main(Path(words[-3]), Path(words[-2]), words[-1])
+        return CompletedProcess(words, 0)
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llmserve.builder.gguf.conversion.subprocess.run", here)
+        patch.setattr(PreTrainedModel, "save_pretrained", full)
+        with pytest.raises(OutputError, match=r"cannot be written as a folder: No space .*: make"):
+            llmserve.build("hf", str(path), output=repo)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(OutputError, match=r"its weights take \S+ MB in float32, and the disk of "):
+        llmserve.build("hf", str(path), output=repo)
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_an_unexpected_bias_is_reported(tmp_path: Path) -> None:
@@ -271,5 +297,5 @@ def test_one_file_of_a_model_on_the_hub(file: Path, repo: Path) -> None:
 
 
 def test_a_file_that_is_not_there(repo: Path) -> None:
-    with pytest.raises(ModelSourceError, match=r"no file at ./m\.gguf: --model takes a local"):
+    with pytest.raises(ModelSourceError, match=r"no file at ./m\.gguf: name a local"):
         llmserve.build("hf", "./m.gguf", output=repo)

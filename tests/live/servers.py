@@ -260,6 +260,31 @@ class Serving:
             self.lines.append((time.monotonic(), line.rstrip("\n")))
 
 
+class Stream:
+    """A stream that a thread reads while other things happen."""
+
+    def __init__(self, serve: Serving, model: str, count: int, pause: float) -> None:
+        self.words: list[str] = []
+        self.error: Exception | None = None
+        self._arguments = serve, model, f"{count} {pause}"
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        eventually(lambda: self.words or self.error, TIMEOUT)
+
+    def whole(self) -> int:
+        self._thread.join(TIMEOUT)
+        assert self.error is None, self.error
+        return len(self.words)
+
+    def _read(self) -> None:
+        serve, model, prompt = self._arguments
+        try:
+            for piece in serve.client.stream(model, prompt, timeout=TIMEOUT):
+                self.words.append(piece.text)
+        except Exception as error:
+            self.error = error
+
+
 def figure(what: str, number: float, unit: str = " s") -> None:
     """Print a figure of this run; the assertions about it allow for a busy machine."""
     print(f"\n  {what}: {number:.2g}{unit}", file=sys.__stderr__)

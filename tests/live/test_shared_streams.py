@@ -19,6 +19,8 @@ from llmserve.client import AsyncClient, connect_async
 from llmserve.client.exchange import AtOnce
 from llmserve.errors import LLMServeError
 from llmserve.testing import LiveTriton
+from tests import light
+from tests.light import light_model
 
 OPTIONS: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True}
 DRIVERS = {
@@ -175,7 +177,7 @@ def test_clients_that_leave_and_clients_that_are_slow_harm_no_other(
 
 
 def test_a_model_is_loaded_again_and_unloaded_while_a_stream_is_open(triton: LiveTriton) -> None:
-    model = triton.build("iterative", name="shared-again")
+    model = triton.build(light.PLUGIN, str(light_model()), name="shared-again", **light.OPTIONS)
     config = triton.repository / model / "config.pbtxt"
 
     async def test() -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import llmserve
 from llmserve.errors import InvalidRequestError
 from llmserve.testing import LiveTriton
+from tests.kept import linked
+from tests.real.model import openvino_model
 from tests.real.questions import Questions, check_city, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
 pytestmark = pytest.mark.real
 
-CONTEXT, LONG = 8192, 7900
+CONTEXT, LONG = 8192, 3900
 LOSSES = {"int8": 0.04, "int4": 0.5}
 """By how much the perplexity may rise."""
 CHUNKS = 3
@@ -26,20 +27,18 @@ CHUNKS = 3
 @pytest.fixture(scope="module")
 def models(triton: LiveTriton, real_folder: Path) -> dict[str, Path]:
     """The model with unchanged weights and with compressed ones; made at once, by processes."""
+    del real_folder
 
-    def build(weights: str) -> Path:
-        return llmserve.build(
-            "openvino",
-            str(real_folder),
-            name=f"real-{weights}",
-            output=triton.repository,
-            weight_format=weights,
-            dtype="float32" if weights == "auto" else "auto",
-        ).folder
+    def model(weights: str) -> Path:
+        dtype = "float32" if weights == "auto" else "auto"
+        name = f"real-{weights}"
+        return linked(
+            openvino_model(name, weight_format=weights, dtype=dtype), triton.repository / name
+        )
 
     formats = ("auto", *LOSSES)
     with ThreadPoolExecutor(len(formats)) as pool:
-        return dict(zip(formats, pool.map(build, formats), strict=True))
+        return dict(zip(formats, pool.map(model, formats), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_answers_are_those_of_generate(
         assert list(pool.map(ask, CHATS)) == reference.answers
 
 
-def test_a_prompt_of_the_whole_context_is_computed_once(
+def test_a_long_prompt_is_computed_once_and_none_exceeds_the_context(
     served: LiveTriton, models: dict[str, Path], reference: Reference
 ) -> None:
     ask = Questions(served.client, models["int8"].name, reference.text(LONG))

@@ -67,6 +67,31 @@ def test_a_conflict_is_found_and_named_with_what_mends_it(site: Path) -> None:
     assert remedy("").endswith("and numpy 2.4.6 is installed: pip install 'numpy<2'")
 
 
+def test_only_the_fields_of_metadata_count(site: Path) -> None:
+    """A value may go on in an indented line, and a description may say anything."""
+    describe(site, "tokenizers", "0.1")
+    metadata = site / "folded-1.2.dist-info" / "METADATA"
+    describe(site, "folded", requires=["tokenizers>=0.23,\n        <1"])
+    metadata.write_text(metadata.read_text() + "\nRequires-Dist: tokenizers>=7\nName: other\n")
+    # The older form, whose METADATA is called otherwise.
+    old = site / "old.egg-info"
+    old.mkdir()
+    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: old\nVersion: 3\n")
+    (old / "requires.txt").write_text("tokenizers>=2\n")
+    assert {str(found) for found in conflicts()} == {
+        "folded 1.2 needs tokenizers<1,>=0.23, and tokenizers 0.1 is installed",
+        "old 3 needs tokenizers>=2, and tokenizers 0.1 is installed",
+    }
+
+
+def test_what_an_extra_needs_counts_only_if_it_is_needed_without_it_too(site: Path) -> None:
+    describe(site, "tokenizers", "0.1")
+    markers = ['extra == "a"', 'extra == "a" or python_version > "3"', "python_version > '3'"]
+    requires = [f"tokenizers>={n}; {marker}" for n, marker in enumerate(markers, 1)]
+    describe(site, "some", requires=requires)
+    assert [found.requires for found in conflicts()] == ["tokenizers>=2", "tokenizers>=3"]
+
+
 def test_a_conflict_without_numpy_is_mended_by_pip_itself(site: Path) -> None:
     describe(site, "tokenizers", "0.1")
     describe(site, "transformers", "5.0", requires=["tokenizers>=0.23", "absent>=1"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 from llmserve.builder.gguf.header import GgufHeader
 from llmserve.builder.source import damaged
-from llmserve.errors import ModelSourceError
+from llmserve.errors import ModelSourceError, OutputError
 from llmserve.packages import install_command
 
 _READERS = ("gguf", "transformers", "accelerate", "torch")
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.")
+NEEDS_SPACE = "make some space, or build to another disk"
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -96,3 +98,15 @@ def dtype_for(kinds: Counter[str]) -> str:
         return "bfloat16"
     # Beside 16-bit weights, the few of norms are in 32 bits.
     return _FLOATS[type_of_most(kinds)]
+
+
+def check_space(folder: Path, kinds: Counter[str], dtype: str) -> None:
+    """Refuse what the disk of a folder has no space for, before minutes go into it."""
+    needed = sum(kinds.values()) * (4 if dtype == "float32" else 2)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OutputError(
+            f"its weights take {needed / 1e6:.0f} MB in {dtype}, and the disk of {folder} has "
+            f"{free / 1e6:.0f} MB free",
+            hint=NEEDS_SPACE,
+        )

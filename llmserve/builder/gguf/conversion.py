@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.gguf.admission import (
+    NEEDS_SPACE,
     check_complete,
     check_extent,
     check_readers,
+    check_space,
     dtype_for,
     type_of_most,
 )
 from llmserve.builder.gguf.header import read_header
 from llmserve.builder.source import ModelSource
-from llmserve.errors import ModelSourceError
+from llmserve.errors import ModelSourceError, OutputError
 
 _CONVERTER = "llmserve.builder.gguf.convert"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -34,6 +36,7 @@ def converted(source: ModelSource, target: Path, report: Callable[[str], None]) 
     check_readers(path)
     kinds = check_extent(header)
     kind, dtype = type_of_most(kinds), dtype_for(kinds)
+    check_space(target.parent, kinds, dtype)
     report(f"reading {path.name}: {header.architecture}, {sum(kinds.values()) / 1e6:.0f} M weights")
     result = _run(path, target, dtype)
     size = f"{result['bytes'] / 1e6:.0f} MB"
@@ -66,6 +69,10 @@ def _run(path: Path, target: Path, dtype: str) -> dict[str, Any]:
         raise ModelSourceError(f"{path.name} could not be converted: {reason}", hint=_HINT)
     result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     written.unlink()
+    if unwritten := result.get("not_written"):
+        raise OutputError(
+            f"{path.name} cannot be written as a folder: {unwritten}", hint=NEEDS_SPACE
+        )
     if refused := result.get("refused"):
         raise ModelSourceError(f"{path.name} {refused}", hint=_HINT)
     return result

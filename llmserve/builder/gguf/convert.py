@@ -7,6 +7,7 @@ largest tensor, is freed when it ends, and what it prints is of no use as long a
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,6 +39,10 @@ class Refused(Exception):
     """The model cannot be converted; the message continues "FILE …"."""
 
 
+class NotWritten(Exception):
+    """The model was read, and cannot be written; the message says why."""
+
+
 def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
     """Write the model and its tokenizer into ``target``; return what there is to report."""
     import torch
@@ -62,8 +67,12 @@ def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
     notes += unused_weights(header, model)
     plain = without_quantizer(model, config)
     plain.generation_config.eos_token_id = end_ids(header, tokenizer, config)
-    plain.save_pretrained(target, max_shard_size=_SHARD)
-    tokenizer.save_pretrained(target)
+    try:
+        plain.save_pretrained(target, max_shard_size=_SHARD)
+        tokenizer.save_pretrained(target)
+    except Exception as error:
+        # The library that writes the weights raises an error of its own on a full disk.
+        raise NotWritten(first_line(error)) from None
     weights = [*target.glob("*.safetensors")]
     for file in weights:
         # The library lets nobody else read them, as Triton may have to.
@@ -207,6 +216,11 @@ def main(path: Path, target: Path, dtype: str) -> None:
             result = convert(path, target, dtype)
     except Refused as error:
         result = {"refused": str(error)}
+    except NotWritten as error:
+        # What is there would be of no use, and the result has to fit.
+        shutil.rmtree(target)
+        target.mkdir()
+        result = {"not_written": str(error)}
     except Exception as error:
         result = {"refused": f"cannot be read by transformers: {first_line(error)}"}
     (target / RESULT).write_text(json.dumps(result), encoding="utf-8")

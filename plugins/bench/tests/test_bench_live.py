@@ -13,6 +13,8 @@ from llmserve_bench.output import load
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load
 from llmserve_bench.targets import Target
+from tests import light
+from tests.light import light_model
 from tests.support import run
 
 PLAN = Plan(Prompts(input_tokens=Lengths(12, 4), output_tokens=Lengths(10, 3)))
@@ -102,17 +104,17 @@ def test_bench_measures_a_dataset(triton: LiveTriton, tmp_path: Path) -> None:
 
 def test_compare_builds_and_serves_two_variants(tmp_path: Path) -> None:
     stdout_of(
-        "compare", "static=iterative:batching=static", "inflight=iterative:",
-        "--model", "demo", *LIGHT,
+        "compare", f"few={light.PLUGIN}:max_sequences=2", f"many={light.PLUGIN}:",
+        "--model", str(light_model()), *LIGHT,
         "--build", "max_batch_size=4", "--rounds", "1", "--requests", "6", "--concurrency", "3",
         "--output-tokens", "8,4", "--json", str(tmp_path / "compared.json"),
         "--report", str(tmp_path / "report"),
     )  # fmt: skip
     result = load(tmp_path / "compared.json")
-    assert [case.subject.name for case in result.cases] == ["static", "inflight"]
+    assert [case.subject.name for case in result.cases] == ["few", "many"]
     builds = [case.subject.build for case in result.cases]
     assert [build["max_batch_size"] for build in builds] == ["4", "4"]
-    assert builds[0]["batching"] == "static"
+    assert builds[0]["max_sequences"] == "2"
     assert [len(run.records) for run in result.runs] == [6, 6]
     assert (tmp_path / "report" / "report.html").exists()
 

@@ -20,17 +20,28 @@ from starlette.staticfiles import StaticFiles
 from llmserve.errors import LLMServeError
 from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway import anthropic, responses
+from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.routes import BatchRoutes
+from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
-from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
+from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
 from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
+from llmserve_gateway.value_requests import (
+    read_classify,
+    read_cohere_rerank,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
+from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
 PAGE = Path(__file__).with_name("page")
 _METRICS_TYPE = "text/plain; version=0.0.4"
@@ -39,6 +50,25 @@ CHAT = Dialect(read_chat, ChatWriter)
 COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completion")
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
+EMBEDDINGS = ValueDialect(read_embeddings, EmbeddingsWriter, "embeddings")
+RERANKING = ValueDialect(read_rerank, RankingWriter, "rerank", ApiError.jina_json)
+COHERE_RERANKING = ValueDialect(read_cohere_rerank, RankingWriter, "rerank", ApiError.cohere_json)
+SCORING = ValueDialect(read_score, ScoreWriter, "score")
+CLASSIFYING = ValueDialect(read_classify, LabelWriter, "classify")
+# By all names that these have in the APIs of OpenAI, Jina, Cohere and vLLM.
+DIALECTS: Mapping[str, AnyDialect] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANKING,
+    "/v2/rerank": COHERE_RERANKING,
+    "/rerank": RERANKING,
+    "/v1/score": SCORING,
+    "/score": SCORING,
+    "/classify": CLASSIFYING,
+}
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -69,7 +99,7 @@ Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
 class Endpoint:
     """An ASGI application for one path; it streams without going through Starlette."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, dialect: AnyDialect) -> None:
         self._gateway = gateway
         self._dialect = dialect
 
@@ -87,7 +117,7 @@ class Page(StaticFiles):
 
 
 class Routes:
-    """The endpoints that do not generate text."""
+    """The endpoints that do not ask a model for an answer."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -190,7 +220,7 @@ class Routes:
             models = await self._offered(key)
         except LLMServeError:
             models = []  # Triton is not reachable, but the API is the same.
-        return _json(make_document(models))
+        return _json(make_document(models, batches=self._gateway.settings.batches is not None))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request
@@ -258,6 +288,7 @@ class Routes:
             "created": 0,
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
+            "task": (await self._catalog.info(name)).task,
         }
 
     async def _model_name(self, fields: Fields, key: Key | None) -> str:
@@ -285,34 +316,37 @@ def _absent(path: str) -> str:
     """Return what to say of a part of OpenAI's API that this server does not have; else nothing."""
     for prefix, what in _ABSENT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
-            return (
-                f": this server generates text, and has no {what}; GET /openapi.json lists it all"
-            )
+            return f": this server has text models, and no {what}; GET /openapi.json lists it all"
     return ""
 
 
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton on the first request."""
     gateway = Gateway(settings)
+    folder = Folder(settings.batches) if settings.batches else None
+    runner = Runner(gateway, folder, lambda *call: app(*call)) if folder else None
     routes = Routes(gateway)
     guarded, keyed = routes.guarded, not settings.open_metrics
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         del app
-        canaries = asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))
+        tasks = [asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))]
+        if runner is not None:
+            tasks.append(asyncio.ensure_future(runner.run()))
         yield
-        canaries.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if folder is not None:
+            folder.close()
         await gateway.close()
 
     def post(path: str, endpoint: Any) -> Route:
         return Route(path, endpoint, methods=["POST"])
 
     api_routes = [
-        post("/v1/chat/completions", Endpoint(gateway, CHAT)),
-        post("/v1/completions", Endpoint(gateway, COMPLETION)),
-        post("/v1/responses", Endpoint(gateway, RESPONSE)),
-        post("/v1/messages", Endpoint(gateway, MESSAGE)),
+        *(post(path, Endpoint(gateway, dialect)) for path, dialect in DIALECTS.items()),
         post("/v1/messages/count_tokens", guarded(routes.count_tokens, anthropic.error_body)),
         post("/tokenize", guarded(routes.tokenize)),
         post("/detokenize", guarded(routes.detokenize)),
@@ -325,6 +359,16 @@ def make_app(settings: Settings) -> Starlette:
         Route("/openapi.json", guarded(routes.document)),
         Route("/metrics", guarded(routes.metrics, keyed=keyed)),
         Route("/metrics/triton", guarded(routes.triton_metrics, keyed=keyed)),
+    ]
+
+    batches = BatchRoutes(runner, [route.path for route in api_routes])
+    api_routes += [
+        Route("/v1/files", guarded(batches.files), methods=["GET", "POST"]),
+        Route("/v1/files/{id}", guarded(batches.file), methods=["GET", "DELETE"]),
+        Route("/v1/files/{id}/content", guarded(batches.content)),
+        Route("/v1/batches", guarded(batches.batches), methods=["GET", "POST"]),
+        Route("/v1/batches/{id}", guarded(batches.batch)),
+        post("/v1/batches/{id}/cancel", guarded(batches.cancel)),
     ]
 
     async def missing(request: Request, error: Any) -> Response:

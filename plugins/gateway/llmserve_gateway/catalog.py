@@ -25,6 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     ServerError,
 )
+from llmserve.runtime.contract import GENERATE
 from llmserve.server import ask, health
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.replicas import Replicas, is_replica_failure
@@ -34,7 +35,7 @@ _INSPECT_SECONDS = 30.0
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
-_OPTIONAL = ("chat_template", "longest_prompt")
+_OPTIONAL = ("chat_template", "longest_prompt", "labels")
 """What models of older versions do not report about prompts."""
 
 Supervisor = Path | Callable[[], dict[str, Any]] | None
@@ -107,7 +108,7 @@ class Catalog:
         return name in self._models
 
     async def offered(self, *, refresh: bool = False) -> list[ModelInfo]:
-        """Return the loaded models with text input and output that are not part of another."""
+        """Return the loaded models that take text and have a task, and are no part of another."""
         client = self._client()
         names = self._named or await client.models()
         loaded = []
@@ -124,9 +125,7 @@ class Catalog:
         return [
             info
             for info in loaded
-            if "text_input" in info.inputs
-            and "text_output" in info.outputs
-            and info.name not in parts
+            if "text_input" in info.inputs and info.task and info.name not in parts
         ]
 
     async def info(self, name: str) -> ModelInfo:
@@ -163,15 +162,17 @@ class Catalog:
         unsupported = ApiError(400, f"{name!r} does not report how it tokenizes", param="model")
         if not info.made_by_llmserve:
             raise unsupported
+        if info.task == GENERATE:
+            # One of an older llmserve answers the prompt instead.
+            options["max_tokens"] = 1
         answer = await self._client().generate(
-            name, prompt, prompt_only=True, max_tokens=1, timeout=_INSPECT_SECONDS, **options
+            name, prompt, prompt_only=True, timeout=_INSPECT_SECONDS, **options
         )
         try:
             report = json.loads(answer.text)
             required = {key: report[key] for key in ("ids", "text", "context_length")}
             return {**required, **{key: report.get(key) for key in _OPTIONAL}}
         except (ValueError, KeyError, TypeError):
-            # A model from an older llmserve has answered the prompt instead.
             raise unsupported from None
 
     async def context_length(self, name: str) -> int | None:
@@ -188,6 +189,11 @@ class Catalog:
         """Return the text of a model's chat template, if the model reports it."""
         template = (await self._description(name)).get("chat_template")
         return template if isinstance(template, str) else None
+
+    async def labels(self, name: str) -> list[str]:
+        """Return the labels of a classifier in the order of its classes, if it reports them."""
+        labels = (await self._description(name)).get("labels")
+        return labels if isinstance(labels, list) else []
 
     async def _description(self, name: str) -> dict[str, Any]:
         """Return what a model reports about itself; :meth:`watch` keeps it up to date."""

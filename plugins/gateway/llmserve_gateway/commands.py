@@ -50,6 +50,29 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Tokens in the prompts of all requests to one model.",
 )
 @click.option(
+    "--batches",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="LLMSERVE_BATCHES",
+    metavar="FOLDER",
+    help="Accept files and batches of requests, and keep them in this folder.",
+)
+@click.option(
+    "--batch-requests",
+    type=COUNT,
+    default=32,
+    show_default=True,
+    envvar="LLMSERVE_BATCH_REQUESTS",
+    help="Concurrent requests of batches while there are no others.",
+)
+@click.option(
+    "--batch-beside",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    envvar="LLMSERVE_BATCH_BESIDE",
+    help="Concurrent requests of batches beside others.",
+)
+@click.option(
     "--request-timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
@@ -126,6 +149,8 @@ def gateway(
     llmserve gateway --url one.example:8001 --url another.example:8001
     """
     os.environ.update({**GRPC, **os.environ})
+    from dataclasses import fields
+
     from llmserve.client import parse_url
     from llmserve.plugin import Address, UsageError
     from llmserve_gateway.admission import Limits
@@ -140,7 +165,7 @@ def gateway(
     if triton_metrics[len(addresses) :]:
         raise UsageError("more --triton-metrics than --url", hint="give one for each --url")
     pairs = zip_longest(addresses, triton_metrics, fillvalue="")
-    limit_names = ("max_requests", "max_queue", "max_queued_tokens")
+    limit_names = [field.name for field in fields(Limits)]
     limits = Limits(**{name: options.pop(name) for name in limit_names})
     listening_names = ("host", "port", "grace", "no_auth", "tls_cert", "tls_key")
     listening = Listening(**{name: options.pop(name) for name in listening_names})

@@ -66,6 +66,17 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
 
+    def jina_json(self) -> bytes:
+        return self._json_with("detail")
+
+    def cohere_json(self) -> bytes:
+        return self._json_with("message")
+
+    def _json_with(self, name: str) -> bytes:
+        """Return the same with the message where the clients of another API read it."""
+        content = {**json.loads(self.json()), name: self.message}
+        return json.dumps(content, ensure_ascii=False).encode(errors="replace")
+
     def event(self) -> bytes:
         return b"data: " + self.json() + b"\n\n"
 

@@ -42,6 +42,10 @@ class Key:
         return [] if self.all_metrics else self.models
 
 
+class BatchKey(Key):
+    """A key, or the lack of one, in a request of a batch: it takes what other requests leave."""
+
+
 @dataclass
 class _Budget:
     """A token bucket that refills within a minute."""
@@ -177,6 +181,11 @@ class KeyRing:
             what = "a valid API key is required: Authorization: Bearer KEY"
             raise ApiError(401, what, code="invalid_api_key")
         return matches[0]
+
+    def of_hash(self, sha256: str) -> Key | None:
+        """Return the key of a hash, None if it has been withdrawn."""
+        self._reload_if_changed()
+        return next((key for key in self._keys if key.sha256 == sha256), None)
 
     def charge(self, key: Key, tokens: int) -> None:
         """Count a request against the rate limits of its key, or refuse it."""

@@ -151,7 +151,7 @@ def test_nothing_is_left_of_disconnected_clients_without_further_requests(
 def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
     """A short version of bench/soak.py; measuring memory needs the ten minutes."""
     model = triton.build("iterative", **SHORT_IDLE_TIME)
-    report = Soak(triton, model, clients=12, max_tokens=120).run(8, every=4)
+    report = Soak(triton, model, clients=12, max_tokens=120).run(4, every=2)
     assert not report.problems()
     last = report.samples[-1]
     assert min(last.answered, last.cancelled, last.refused) > 0

@@ -152,6 +152,11 @@ def test_a_build_of_a_file_takes_nothing_else(words: list[str], others: str) -> 
     assert f"--config says what to build, and {others} is given too" in str(error)
 
 
+def test_a_build_of_a_file_without_models_is_refused() -> None:
+    error = invoke("build", "--config", str(written("[serve]\nreplicas = 2\n"))).exception
+    assert str(error) == "llmserve.toml has no model: add [models.NAME] with its source"
+
+
 ONE = '[models.a]\nsource = "demo"\nplugin = "hf"\n\n[serve]\nhttp_port = 9\n'
 
 

@@ -272,4 +272,4 @@ def test_serve_names_the_command_for_a_model_that_is_built(
 def test_a_file_of_a_model_names_its_folder(checkpoint: str) -> None:
     words = ["build", "--plugin", "hf", "--model", f"{checkpoint}/model.safetensors"]
     error = CliRunner().invoke(cli, words, standalone_mode=False).exception
-    assert str(error) == "my model/model.safetensors is a file: name its folder: --model 'my model'"
+    assert str(error) == "my model/model.safetensors is a file: name its folder: 'my model'"

@@ -171,7 +171,7 @@ def test_commands_change_the_conversation(conversation: Conversation) -> None:
         ("/save", "/save takes a file: as in /save talk.md"),
         ("/save a b", "/save takes a file"),
         ("/save 'a", "/save takes a file"),
-        ("/save /no/such/folder/x", "cannot be written: No such file or directory: give another"),
+        ("/save x", "nothing was said yet"),
     ],
 )
 def test_a_mistake_is_one_line(conversation: Conversation, line: str, message: str) -> None:
@@ -191,6 +191,8 @@ def test_a_conversation_is_saved_and_replaces_no_file(
     assert json.loads(path.read_text(encoding="utf-8")) == conversation.messages()
     with pytest.raises(UsageError, match="File exists: give another name"):
         run_command(conversation, f"/save '{path}'")
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory: give an"):
+        run_command(conversation, "/save /no/such/folder/x")
     run_command(conversation, f"/save {tmp_path}/talk.md")
     text = (tmp_path / "talk.md").read_text(encoding="utf-8")
     assert text.startswith("**system**\n\nBe brief.\n\n**user**\n\nünö\n\n**assistant**\n\nanswer")
@@ -300,12 +302,18 @@ def test_a_server_with_openais_api_can_be_talked_to(tmp_path: Path) -> None:
     assert bodies[0]["max_tokens"] == 9
 
 
-def test_what_ended_is_noticed_before_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(["one"])
+def test_what_was_said_can_be_saved_when_the_server_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["one", f"/save {tmp_path / 'talk.md'}", "/bye"])
     monkeypatch.setattr("llmserve_cli.chat._reader", lambda: lines.__next__)
 
     def check() -> None:
         raise UnreachableError("the server has ended")
 
-    with pytest.raises(UnreachableError, match="has ended"):
-        converse(Conversation(FakeClient("messages"), "m"), check)
+    client = FakeClient("messages")
+    conversation = Conversation(client, "m", turns=[("zero", "none")])
+    converse(conversation, check)
+    assert "llmserve: the server has ended" in capsys.readouterr().err
+    assert "none" in (tmp_path / "talk.md").read_text()
+    assert not client.sent

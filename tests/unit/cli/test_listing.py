@@ -77,7 +77,7 @@ def test_a_name_is_removed_from_this_folder_and_else_from_the_kept_ones(store: S
     assert store.models() == []
     error = invoke("remove", "demo", "--yes").exception
     assert isinstance(error, ConfigError)
-    assert str(error) == "no model 'demo' is built: none is available"
+    assert str(error) == "no model 'demo' is built: none is, and llmserve run MODEL builds one"
 
 
 def test_a_misspelt_name_is_corrected(store: Store) -> None:

@@ -106,7 +106,7 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
     serving = (
         "run", "build", "serve", "chat", "query", "batch", "status", "reload", "unload", "list",
-        "remove", "check", "demo",
+        "remove", "check", "certify", "demo",
     )  # fmt: skip
     assert ["Serve:", *serving] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names
@@ -159,6 +159,9 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
             "serve has no option --runtme: did you mean '--runtime' or '--name'?",
         ),
         (["query"], "query needs MODEL: see llmserve query --help"),
+        (["run"], "run needs MODEL: see llmserve run --help"),
+        (["run", "demo", "Hi", "--max-tokens", "0"], "--max-tokens: 0 is not in the range x>=1"),
+        (["run", "demo", "Hi", "--top-p", "0"], "--top-p: 0.0 is not in the range 0<x<=1"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
         (["build"], "build needs --model: a local folder or GGUF file, a model's id "),

@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from llmserve.errors import LLMServeError, OptionError, ServerError, UsageError
+from llmserve.errors import (
+    LLMServeError,
+    ModelNotReadyError,
+    OptionError,
+    ServerError,
+    UsageError,
+)
 from llmserve_cli import run as run_module
 from llmserve_cli.beside import Beside, serving
 from llmserve_cli.group import cli
+from llmserve_cli.servers import Running
 from llmserve_cli.status import Status
 
 
@@ -42,7 +49,7 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["dmeo", "--plugin", "hf"], LLMServeError, "did you mean 'demo'?"),
         (["./none", "--plugin", "hf"], LLMServeError, "no folder at ./none"),
         (["none.gguf", "--plugin", "hf"], LLMServeError, "no file at none.gguf: "),
-        (["", "--plugin", "hf"], LLMServeError, "--model is empty"),
+        (["", "--plugin", "hf"], LLMServeError, "the model is not named"),
         (["x" * 400, "--plugin", "hf"], LLMServeError, "x… cannot be a path: File name too long"),
     ],
 )
@@ -101,6 +108,19 @@ def test_a_server_that_was_killed_is_noticed() -> None:
     beside.check()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    with pytest.raises(ServerError, match="the server has ended with the code -9"):
+    with pytest.raises(ServerError, match="the server has ended: killed by SIGKILL"):
         beside.check()
+    beside.stop()
+
+
+def test_a_triton_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(subprocess.Popen(["sleep", "60"], text=True), Status("starting"))
+    beside.is_starting = False
+    model = {"name": "m", "state": "loading", "why": "Triton ended: killed by SIGKILL"}
+    status = {"pid": beside.process.pid, "url": "u", "state": "loading", "models": [model]}
+    monkeypatch.setattr("llmserve_cli.beside.find_servers", lambda: [Running(Path("s"), status)])
+    with pytest.raises(ModelNotReadyError, match=r"the server is loading \(Triton ended: killed"):
+        beside.check()
+    status["state"] = "ready"
+    beside.check()
     beside.stop()

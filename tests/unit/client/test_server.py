@@ -115,8 +115,8 @@ def test_escapes_in_an_answer_reach_no_terminal(
     [
         (Timeouts(first=0.3), [], "no answer from 'm' within 0.3 s"),
         (Timeouts(between=0.3), ["cut "], "no more from 'm' within 0.3 s"),
-        (Timeouts(whole=0.5, between=30), ["cut "], "no complete answer from 'm' within 0.5 s"),
-        (0.5, ["cut "], "no complete answer from 'm' within 0.5 s"),
+        (Timeouts(whole=1.2, between=30), ["cut "], "no complete answer from 'm' within 1.2 s"),
+        (1.2, ["cut "], "no complete answer from 'm' within 1.2 s"),
     ],
 )
 def test_a_timeout_names_what_did_not_arrive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -45,6 +46,25 @@ class Engine:
 
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
         self.created_in = threading.current_thread()
+
+
+class Tuned:
+    """A part whose library reads a variable when it is loaded."""
+
+    @staticmethod
+    def environment(settings: dict[str, Any], folder: Path) -> dict[str, str]:
+        return {"LLMSERVE_TEST_SPIN": f"{settings['spin']} {folder.name}"}
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None: ...
+
+
+class Loading:
+    """A part that is created before the others, and loads the library."""
+
+    spin = ""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        Loading.spin = os.environ.get("LLMSERVE_TEST_SPIN", "")
 
 
 class Inline:
@@ -129,6 +149,19 @@ def test_a_setting_that_an_older_build_does_not_have_is_an_error_with_the_fix(
         f"built by another version of {package}, which did not record 'patience': "
         "build the model again"
     )
+
+
+def test_a_part_can_set_variables_before_any_part_is_created(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_TEST_SPIN", "0")
+    content = manifest(Stage)
+    content["components"] |= {
+        role: {"runtime": f"{__name__}:{kind.__name__}", "settings": {"spin": 7}}
+        for role, kind in (("formatter", Loading), ("tokenizer", Loading), ("generator", Tuned))
+    }
+    load(content)
+    assert Loading.spin == "7 1"
 
 
 @pytest.mark.parametrize("driver", [Inline, Threaded])

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from llmserve.contract.shared_stream import GREETING, SharedPiece, pack, unpack
+from llmserve.runtime.answer import shared_streams
 from llmserve.runtime.answer.shared_streams import OpenStream, SharedStreams
 from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.drivers.batch import BatchDriver, run_batch
@@ -123,10 +124,11 @@ def test_what_many_requests_get_in_a_step_is_one_response(model: Model) -> None:
 
 
 def test_pieces_of_short_steps_join(model: Model) -> None:
-    stream, request = model.open(), model.send("ab", max_tokens=60)
+    stream, began = model.open(), time.monotonic()
+    request = model.send("ab", max_tokens=60)
     wait_for(lambda: request.closed)
-    # Sixty steps of a millisecond are at least sixty milliseconds.
-    assert 3 <= len(steps(stream)) <= 30
+    # Sixty steps of a millisecond are at least sixty milliseconds, and more on a busy machine.
+    assert 3 <= len(steps(stream)) <= (time.monotonic() - began) / shared_streams._GATHERING + 1
     assert "".join(piece.text for piece in pieces(stream)) == "ab" * 30
 
 

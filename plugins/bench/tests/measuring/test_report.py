@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,10 +28,12 @@ from llmserve_bench.output import (
     to_json,
     write_report,
 )
-from llmserve_bench.plots import plots_of
 from llmserve_bench.results import Result
 
 from .examples import make_case, make_comparison, make_result, make_sweep
+
+if TYPE_CHECKING:
+    from llmserve_bench.plots import Plot
 
 RESULTS = {
     "bench": make_result("bench", [make_case("iterative", failing=2)]),
@@ -58,6 +61,13 @@ def test_a_saved_result_is_read_back_and_gives_the_same_self_contained_page(
     assert all(f"<dt>{name}</dt>" in page for name in conditions_of(result))
     assert page.count('src="data:image/svg+xml') == len(plots_of(result)) >= 1
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
+
+
+def plots_of(result: Result) -> list[Plot]:
+    # Every worker imports this module, and matplotlib takes a second.
+    from llmserve_bench import plots
+
+    return plots.plots_of(result)
 
 
 def test_a_distribution_names_its_load() -> None:

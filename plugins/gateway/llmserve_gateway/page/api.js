@@ -31,6 +31,14 @@ export async function metrics(key) {
   return response.text();
 }
 
+export async function rank(body, key, signal) {
+  const response = await fetch("/v1/rerank", { method: "POST", headers: headers(key), body: JSON.stringify({ ...body, return_documents: false }), signal }).catch((error) => {
+    throw signal.aborted ? error : new Error("the server cannot be reached");
+  });
+  if (!response.ok) await throwError(response);
+  return response.json();
+}
+
 // Calls onPiece with each piece of an answer, { text, reasoning, tokens }; returns the finish reason.
 export async function generate(path, options, key, signal, onPiece) {
   open += 1;

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx2 as httpx
 import pytest
 
@@ -125,6 +124,9 @@ def test_anthropics_messages(gateway: Gateway, model: str) -> None:
 
 
 def test_anthropics_own_client(gateway: Gateway, model: str) -> None:
+    # It takes two seconds, and every worker imports this module.
+    import anthropic
+
     client: Any = anthropic.Anthropic(base_url=gateway.root, api_key="none", max_retries=0).messages
     request: dict[str, Any] = {"model": model, "max_tokens": 40, "messages": CHAT}
     whole = client.create(**request)
