@@ -166,8 +166,8 @@ def measure(
             for load in LOADS:
                 rate = served_rate(targets[name], load, texts, len(listed))
                 measured[name].setdefault(load, []).append(rate)
-                shown = f"{name}, {load[0]} texts, {load[1]} clients: {rate:.0f}"
-                console.print(shown, style="dim")
+                line = f"{name}, {load[0]} texts, {load[1]} clients: {rate:.0f}"
+                console.print(line, style="dim")
     return measured, best
 
 

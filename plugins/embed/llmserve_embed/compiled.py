@@ -105,8 +105,7 @@ def values_of(model: Any, pooling: str | None) -> Any:
         raise ValueError(f"it reads {', '.join(unknown)}")
     if missing := sorted({*INPUTS[:2]} - names.keys()):
         raise ValueError(f"it does not read {' and '.join(missing)}")
-    wanted = 2 if pooling is None else 3
-    fitting = [port for port in model.outputs if port.partial_shape.rank == wanted]
+    fitting = _logits(model) if pooling is None else _of_rank(model, 3)
     if not fitting:
         what = "logits" if pooling is None else "vectors of tokens"
         raise ValueError(f"it has no output of {what}")
@@ -116,6 +115,18 @@ def values_of(model: Any, pooling: str | None) -> Any:
         values = _POOLINGS[pooling](ops, values, ops.convert(mask, "i64"))
     inputs = [port.get_node() for port in model.inputs]
     return ov.Model([ops.result(values)], inputs, "values")
+
+
+def _of_rank(model: Any, rank: int) -> list[Any]:
+    return [port for port in model.outputs if port.partial_shape.rank == rank]
+
+
+def _logits(model: Any) -> list[Any]:
+    fitting = _of_rank(model, 2)
+    if named := [port for port in fitting if "logits" in port.names]:
+        return named
+    # What gives vectors of tokens has no head: the other output is a pooled vector of the text.
+    return [] if _of_rank(model, 3) else fitting
 
 
 def _constant(ops: Any, *values: int) -> Any:
