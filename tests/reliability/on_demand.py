@@ -109,11 +109,12 @@ async def _client(
                 said = f"broke off: {error!r}"
             if said == "answered":
                 outcome.seconds.append(time.monotonic() - began)
-            kind = "refused, of the broken model" if model == BROKEN and said == "503" else said
+            refused = said.startswith("503")
+            kind = "refused, of the broken model" if model == BROKEN and refused else said
             outcome.counts[kind] += 1
             if kind not in ("answered", "left", "refused, of the broken model"):
                 outcome.problems.append(f"{model}: {said}")
-            if said == "503":
+            if refused:
                 await asyncio.sleep(0.5)
 
 
@@ -124,7 +125,7 @@ async def _ask(
     async with session.post(f"http://{address}/v1/completions", json=body) as response:
         if response.status == 503:
             assert response.headers["retry-after"]
-            return "503"
+            return f"503 {(await response.json())['error']['message'][:200]}"
         if response.status != 200:
             return f"{response.status} {(await response.text())[:200]}"
         if not stream:
@@ -139,7 +140,7 @@ async def _ask(
             event = json.loads(line[6:])
             if "error" in event:
                 is_load = event["error"]["code"] == "model_not_loaded"
-                return "503" if is_load else f"error {event['error']['message'][:200]}"
+                return f"{503 if is_load else 'error'} {event['error']['message'][:200]}"
             pieces += 1
             if leaves and pieces > 2:
                 return "left"
@@ -200,6 +201,8 @@ def soak(
         for name, took in re.findall(r"(\S+): loaded in ([\d.]+) s", serve.output):
             outcome.loads.setdefault(name, []).append(float(took))
         _check(outcome, serve, names, place, memory)
+        if outcome.problems:
+            print(serve.output)
     finally:
         serve.stop()
         serve.close()
