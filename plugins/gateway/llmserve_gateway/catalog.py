@@ -36,7 +36,7 @@ _INSPECT_SECONDS = 30.0
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
-_OPTIONAL = ("chat_template", "longest_prompt", "labels")
+_OPTIONAL = ("chat_template", "longest_prompt", "labels", "prompts")
 """What models of older versions do not report about prompts."""
 
 Supervisor = Path | Callable[[], dict[str, Any]] | None
@@ -213,8 +213,15 @@ class Catalog:
 
     async def labels(self, name: str) -> list[str]:
         """Return the labels of a classifier in the order of its classes, if it reports them."""
-        labels = (await self._description(name)).get("labels")
-        return labels if isinstance(labels, list) else []
+        return await self._words(name, "labels")
+
+    async def prompts(self, name: str) -> list[str]:
+        """Return the names of a model's own prompts, if it reports them."""
+        return await self._words(name, "prompts")
+
+    async def _words(self, name: str, field: str) -> list[str]:
+        words = (await self._description(name)).get(field)
+        return words if isinstance(words, list) else []
 
     async def _description(self, name: str) -> dict[str, Any]:
         """Return what a model reports about itself; :meth:`watch` keeps it up to date."""

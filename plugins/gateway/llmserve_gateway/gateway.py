@@ -430,7 +430,8 @@ class Gateway:
         if request.at is not None:
             check_cut(request.at, await self.catalog.context_length(info.name))
         try:
-            computed = await compute(self.client, info, request, timeout)
+            prompts = await self.catalog.prompts(info.name) if request.pairs else ()
+            computed = await compute(self.client, info, request, timeout, prompts)
         except ContextLengthError as error:
             failure = from_llmserve(error, request.sent)
             failure.message += "; truncate: true has it cut"
