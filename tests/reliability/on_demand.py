@@ -177,15 +177,17 @@ def soak(
     *,
     memory: float | None = None,
     leaves: bool = False,
+    replicas: int = 1,
 ) -> Outcome:
     """Let clients ask for the models of a folder at random, of which ``place`` may be loaded."""
     outcome = Outcome()
     names = sorted(path.name for path in folder.iterdir() if (path / "config.pbtxt").is_file())
     options = ["--on-demand", "--max-loaded", str(place)]
     options += ["--memory", str(memory / 1e9)] if memory else []
+    options += ["--replicas", str(replicas)]
     serve = Serving(str(folder), *options, "--log", str(folder.parent / "triton.log"))
     try:
-        (triton,) = serve.processes("bin/tritonserver")
+        tritons = {*serve.processes("bin/tritonserver")}
 
         async def run() -> None:
             until = time.monotonic() + seconds
@@ -196,7 +198,7 @@ def soak(
 
         with _sampled(serve, outcome.usage):
             asyncio.run(run())
-        if [*serve.processes("bin/tritonserver")] != [triton]:
+        if {*serve.processes("bin/tritonserver")} != tritons:
             outcome.problems.append("Triton was restarted")
         for name, took in re.findall(r"(\S+): loaded in ([\d.]+) s", serve.output):
             outcome.loads.setdefault(name, []).append(float(took))
@@ -251,6 +253,7 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=6)
     parser.add_argument("--place", type=int, default=2)
     parser.add_argument("--memory", type=float, help="MB that the models may take together")
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--light", action="store_true", help="models without weights")
     parser.add_argument("--leave", action="store_true", help="let some clients leave")
     arguments = parser.parse_args()
@@ -259,7 +262,7 @@ def main() -> int:
         outcome = soak(
             make(Path(folder), arguments.models), arguments.place, arguments.seconds,
             arguments.clients, memory=arguments.memory and arguments.memory * 1e6,
-            leaves=arguments.leave,
+            leaves=arguments.leave, replicas=arguments.replicas,
         )  # fmt: skip
     print(outcome)
     for problem, count in Counter(outcome.problems).most_common(10):
