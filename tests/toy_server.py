@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import queue
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -36,6 +35,9 @@ _BYTES = len(_SPECIALS)
 _FIRST_WORD = _BYTES + 256
 SIZE = _FIRST_WORD + 2 * len(_WORDS)
 CONTEXT = 512
+_BATCH = 16
+_PATIENCE = 10.0
+"""Seconds for the next of the requests that were announced."""
 
 
 class ToyModel:
@@ -45,7 +47,7 @@ class ToyModel:
     context: int | None = CONTEXT
     begin: int | None = BEGIN
     ends = frozenset({END})
-    special_texts = _SPECIALS
+    special_texts: tuple[str, ...] = _SPECIALS
     chats = True
 
     def __init__(self) -> None:
@@ -94,7 +96,8 @@ class ToyModel:
         return "<s>" + "".join(parts) + ("<|assistant|>" if opened else "")
 
     def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
-        key = hash((tuple(ids[-4:]), sum(ids), len(ids) + shift)) % 2**32
+        # Of all ids: where two prompts could have the same answers, a fault would have two names.
+        key = hash((*ids, len(ids) + shift)) % 2**32
         scores = 2 * np.random.default_rng(key).standard_normal(SIZE).astype(np.float32)
         scores[:_FIRST_WORD] -= 20
         scores[END] += 20 + 0.12 * (len(ids) - 14)
@@ -133,7 +136,7 @@ class ToyServer:
         self.model, self.fault = ToyModel(), fault
         self.jobs: queue.Queue[Job | None] = queue.Queue()
         self.answered = 0
-        self.last: Job | None = None
+        self._coming = self._at_once = 0
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -153,21 +156,28 @@ class ToyServer:
             for thread in threads:
                 thread.join()
 
+    @contextmanager
+    def expecting(self, requests: int, at_once: int) -> Iterator[None]:
+        """Make full batches of requests that are about to come, however slow the machine is."""
+        self._coming, self._at_once = requests, at_once
+        try:
+            yield
+        finally:
+            self._coming = 0
+
     def _work(self) -> None:
         while job := self.jobs.get():
             batch = [job]
-            # Whoever comes at once is in one batch; the wait is short for who comes alone.
-            deadline = time.monotonic() + 0.0005
-            while len(batch) < 16 and (left := deadline - time.monotonic()) > 0:
-                try:
-                    other = self.jobs.get(timeout=left)
-                except queue.Empty:
-                    break
-                if other is None:
-                    self.jobs.put(None)
-                    break
-                batch.append(other)
-                deadline = time.monotonic() + 0.0005
+            announced = min(self._coming, self._at_once)
+            with suppress(queue.Empty):
+                while len(batch) < _BATCH:
+                    wait = _PATIENCE if len(batch) < announced else 0.0
+                    other = self.jobs.get(bool(wait), wait or None)
+                    if other is None:
+                        self.jobs.put(None)
+                        break
+                    batch.append(other)
+            self._coming -= len(batch)
             self._answer(batch)
 
     def _answer(self, batch: list[Job]) -> None:
@@ -223,6 +233,9 @@ class ToyServer:
         else:
             job.text = model.decode((), ids)
         job.text = job.text or ("" if stops and job.reason == "stop" else model.decode((), ids))
+        if self.fault == "prompt-echoed" and "prompt" in options:
+            whole = model.decode((), job.prompt)
+            job.text = f"<s>{whole}{job.text}" if whole.strip() else job.text
         if self.fault == "reason-always-stop":
             job.reason = "stop"
         job.input_tokens, job.output_tokens = len(job.prompt), len(ids)
@@ -317,6 +330,8 @@ class _Handler(BaseHTTPRequestHandler):
         job = Job(toy.prompt(body), body)
         if len(job.prompt) + body.get("max_tokens", 16) > CONTEXT:
             return self._send(400, {"error": {"message": "over the context"}})
+        if toy.fault == "long-refused" and len(job.prompt) > 100:
+            return self._send(500, {"error": {"message": "too long for max_length"}})
         toy.jobs.put(job)
         job.done.wait()
         if body.get("stream"):
@@ -378,5 +393,7 @@ FAULTS = {
     "reason-always-stop": "finish-reason",
     "order-changed-once-in-fifty": "own-answer",
     "padded-positions": "same-in-a-batch",
+    "prompt-echoed": "no-echo",
+    "long-refused": "prompts-are-answered",
 }
 """Each fault, and the check that must name it."""

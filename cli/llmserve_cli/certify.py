@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import UsageError
+from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
@@ -58,7 +59,17 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
 @ADDRESS
 @REPOSITORY
 @OPENAI
+@click.option(
+    "--embeddings", is_flag=True, help="With --openai: check v1/embeddings; a Triton tells it."
+)
 @click.option("--http-url", help="Triton's HTTP address, for the curl commands in the report.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Send an option with every request, such as one that the model needs (repeatable).",
+)
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
@@ -104,7 +115,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     """
     with while_importing():
         from llmserve.certify.output import changes, read_states
-        from llmserve.certify.run import all_checks, run_checks
+        from llmserve.certify.run import all_checks, checks_for, run_checks
         from llmserve.plugins.registry import Registry
 
         checks = _chosen(all_checks(Registry.load(components=False)), options["only"])
@@ -117,7 +128,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     with Status("connecting") as status, _examination(model, options, status) as exam:
         # What is asked for by its name is run, whatever --quick leaves out.
         exam.quick = options["quick"] and not options["only"]
-        count = len([c for c in checks if c.quick or not exam.quick])
+        count = len(checks_for(exam, checks))
         started = iter(range(1, count + 1))
 
         def start(check: Check) -> None:
@@ -152,22 +163,29 @@ def _examination(model: str, options: dict[str, Any], status: Status) -> Iterato
 
     with ExitStack() as stack:
         endpoint = stack.enter_context(_endpoint(model, options))
-        reference = None
-        if options["against"]:
+        found: dict[str, Any] = {}
+        if (against := options["against"]) and endpoint.task == "generate":
             from llmserve.certify.checkpoint import opened
 
-            reference = stack.enter_context(opened(options["against"], status.update))
-        yield Examination(endpoint, reference, options["precision"] or "", options["budget"])
+            found["reference"] = stack.enter_context(opened(against, status.update))
+        elif against:
+            from llmserve.certify.encoder import opened_encoder
+
+            found["encoder"] = opened_encoder(against, endpoint.task, status.update)
+        precision, budget = options["precision"] or "", options["budget"]
+        yield Examination(endpoint, precision=precision, budget=budget, **found)
 
 
 @contextmanager
 def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
+    always = assigned(options["assignments"])
     if options["openai"]:
         if options["url"] or options["http_url"]:
             raise UsageError("--url and --http-url are Triton's", hint="leave out --openai or them")
         from llmserve.certify.openai import OpenAIEndpoint
 
-        yield OpenAIEndpoint(options["openai"], model, options["timeout"])
+        task = "embed" if options["embeddings"] else "generate"
+        yield OpenAIEndpoint(options["openai"], model, options["timeout"], always=always, task=task)
         return
     from llmserve.certify.triton import TritonEndpoint
     from llmserve.client import connect, parse_url
@@ -175,7 +193,7 @@ def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
     url = url_for(model, options["url"], options["repository"])
     with connect(url, timeout=options["timeout"]) as client:
         http = (options["http_url"] or "").rstrip("/")
-        yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http)
+        yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http, always=always)
 
 
 def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]) -> None:

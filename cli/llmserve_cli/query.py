@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -23,6 +22,7 @@ from llmserve.errors import (
     UsageError,
 )
 from llmserve.names import near
+from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
@@ -253,15 +253,13 @@ def _watched(client: Client) -> Iterator[None]:
 
 def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     """Read ``--set``; it cannot set options that have their own argument."""
-    from llmserve.plugins.options import parse_assignments
-
-    options = parse_assignments(assignments)
+    options = assigned(assignments)
     for key in options:
         if key in taken:
             raise OptionError(f"{key} is given twice", hint="leave it out of --set")
         if key in _NOT_BY_SET:
             raise OptionError(f"--set cannot set {key}", hint="see `llmserve query --help`")
-    return {key: _value(text) for key, text in options.items()}
+    return options
 
 
 def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
@@ -273,15 +271,6 @@ def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
         if info.made_by_llmserve and not is_known:
             hint = near(name, info.inputs.keys() - _NOT_BY_SET)
             raise OptionError(f"{info.name} has no option {name}", hint=hint)
-
-
-def _value(text: str) -> bool | int | float | str:
-    """Interpret numbers, true and false as JSON, and anything else as text."""
-    try:
-        value = json.loads(text, parse_constant=str)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, (bool, int, float)) else text
 
 
 def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) -> None:

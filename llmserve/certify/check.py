@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 Severity = Literal["critical", "major", "minor"]
 Need = Literal["reference", "chat", "stream", "reason", "counts"]
+Task = Literal["generate", "values"]
 State = Literal["passed", "failed", "undecided", "skipped"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "major", "minor")
 
@@ -21,7 +22,8 @@ class Check:
 
     ``promise`` says what holds, ``meaning`` what it means to a user that it does not. ``needs``
     is what the check cannot do without. ``follows`` names checks whose failure explains one of
-    this check. ``quick`` tells whether it is part of ``--quick``.
+    this check. ``quick`` tells whether it is part of ``--quick``. ``task`` is what it is about:
+    models that generate text, or those that answer with values, such as embeddings.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Check:
     needs: tuple[Need, ...] = ()
     follows: tuple[str, ...] = ()
     quick: bool = True
+    task: Task = "generate"
 
 
 @dataclass(frozen=True)

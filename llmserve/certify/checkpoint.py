@@ -157,11 +157,11 @@ class Checkpoint:
     def noise(self, precision: str, sequences: Sequence[Sequence[int]]) -> Noise:
         import numpy as np
 
-        rounded = _rounded(self._model, precision)
+        other = rounded(self._model, precision)
         gap = logprob = 0.0
         positions = 0
         for ids in sequences:
-            exact, rough = self._all(self._model, ids), self._all(rounded, ids)
+            exact, rough = self._all(self._model, ids), self._all(other, ids)
             top = np.argsort(-exact, axis=1)[:, :_COMPARED]
             moved = np.take_along_axis(rough - exact, top, axis=1)
             gap = max(gap, float(np.abs(moved - moved[:, :1]).max()))
@@ -178,7 +178,7 @@ def _levels(scores: Any) -> Any:
     return top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
 
 
-def _rounded(model: Any, precision: str) -> Any:
+def rounded(model: Any, precision: str) -> Any:
     """Return a copy of a model that computes as a server of this precision may."""
     import torch
 

@@ -6,10 +6,13 @@ import json
 import shlex
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from llmserve.client.results import Logprob
 from llmserve.errors import LLMServeError
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Vector
 
 Message = Mapping[str, Any]
 
@@ -83,6 +86,8 @@ class Subject(Protocol):
     streams: bool
     takes: frozenset[str] | None
     """The options that it has; None if it does not say."""
+    task: str
+    """``generate`` for a model of texts; any other answers with values."""
 
     def ask(self, ask: Ask) -> Reply:
         """Return the answer; raise :class:`Refusal` or :class:`Gone`."""
@@ -105,6 +110,12 @@ class Subject(Protocol):
         ...
 
     def hostile_curl(self, hostile: Hostile) -> str: ...
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        """Return what the model computes of each text, asked for in one request."""
+        ...
+
+    def values_curl(self, texts: Sequence[str]) -> str: ...
 
     def describe(self) -> dict[str, str]:
         """Return what the server says of itself, such as its version."""

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
 from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Encoder, Vector
 
 PROMPTS = (
     "Programming in C++ is like",
@@ -32,9 +35,16 @@ ASSUMED: Mapping[str, float] = {
     "float32": 0.01, "float16": 0.1, "bfloat16": 0.5, "int8": 1.0, "int4": 3.0
 }  # fmt: skip
 """What a precision may explain where no model is there to measure it: a difference in logits."""
+ASSUMED_SHARE: Mapping[str, float] = {
+    "float32": 1e-4, "float16": 3e-3, "bfloat16": 0.03, "int8": 0.1, "int4": 0.3
+}  # fmt: skip
+"""The same for values: the length of a difference, as a share of a vector's length."""
+_ROUNDING_SHARE = 1e-5
 _ROUNDING = 1e-3
 _TIMES = 2.0
 """How many times the largest change that was measured is still explained by it."""
+_BEFORE_ECHO = 16
+"""The characters that may stand before a prompt that an answer repeats."""
 _EARLY = 3
 _EARLY_SHARE = 0.25
 _EARLY_LEAST = 3
@@ -67,6 +77,8 @@ class Examination:
     greedy_options: Mapping[str, Any] | None = None
     """What makes an answer one without chance; by default a temperature of 0, if there is one."""
     quick: bool = False
+    encoder: Encoder | None = None
+    """The model, of an endpoint that answers with values."""
 
     def __post_init__(self) -> None:
         self.asked = 0
@@ -78,11 +90,13 @@ class Examination:
         self._walks: dict[tuple[Any, ...], Walk] = {}
         self._offered: dict[str, str | None] = {}
         self._noise: Noise | None = None
+        self._share: float | None = None
         self.kept: dict[Any, Any] = {}
         """What several checks look at, asked for only once."""
         self.echoes = False
         if not self.precision:
-            self.precision = self.reference.precision if self.reference else "bfloat16"
+            known = self.reference or self.encoder
+            self.precision = known.precision if known else "bfloat16"
 
     @property
     def model(self) -> Reference:
@@ -121,15 +135,12 @@ class Examination:
             words = f"a valid request is refused ({error.status}): {error.words}"
             raise Broken(words, expected="an answer", got=error.words, ask=ask) from None
         except Gone as error:
-            words = f"no answer comes: {error.problem}"
-            raise Broken(words, expected="an answer", got=error.problem, ask=ask) from None
+            raise _no_answer(ask, error) from None
 
     def try_ask(self, ask: Ask) -> Reply:
         self.count()
         answer = self.endpoint.ask(ask)
-        if self.echoes and ask.prompt and answer.text.startswith(ask.prompt):
-            return replace(answer, text=answer.text[len(ask.prompt) :])
-        return answer
+        return replace(answer, text=after_echo(ask, answer)) if self.echoes else answer
 
     def count(self, requests: int = 1) -> None:
         """Count requests against the budget."""
@@ -147,6 +158,31 @@ class Examination:
             self._alone[key] = self.ask(ask)
         return self._alone[key]
 
+    def try_values(self, texts: Sequence[str]) -> list[Vector]:
+        self.count()
+        return self.endpoint.values(texts)
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        """Return the values of texts that must have some."""
+        curl = self.endpoint.values_curl(texts)
+        try:
+            vectors = self.try_values(texts)
+        except Refusal as error:
+            words = f"valid texts are refused ({error.status}): {error.words}"
+            raise Broken(words, expected="values", got=error.words).with_curl(curl) from None
+        except Gone as error:
+            words = f"no values come: {error.problem}"
+            raise Broken(words, expected="values", got=error.problem).with_curl(curl) from None
+        if len(vectors) != len(texts):
+            words = f"{len(texts)} texts have {len(vectors)} values"
+            raise Broken(words, expected=len(texts), got=len(vectors)).with_curl(curl)
+        return vectors
+
+    def values_together(self, requests: Sequence[Sequence[str]]) -> list[list[Vector]]:
+        """Return the values of the texts of several requests that run at once."""
+        with ThreadPoolExecutor(min(len(requests), self.concurrency)) as pool:
+            return list(pool.map(self.values, requests))
+
     def forget_answers(self) -> None:
         self._alone.clear()
 
@@ -163,6 +199,27 @@ class Examination:
 
         with ThreadPoolExecutor(min(len(asks), most or self.concurrency)) as pool:
             return list(pool.map(job, asks))
+
+    def gather(self, asks: Sequence[Ask]) -> list[Reply | Refusal]:
+        """Return the answers to requests that run at once, of which some may be refused."""
+
+        def job(ask: Ask) -> Reply | Refusal:
+            try:
+                return self.try_ask(ask)
+            except Refusal as error:
+                return error
+            except Gone as error:
+                raise _no_answer(ask, error) from None
+
+        with ThreadPoolExecutor(min(len(asks), self.concurrency)) as pool:
+            return list(pool.map(job, asks))
+
+    def is_refused(self, ask: Ask) -> bool:
+        try:
+            self.try_ask(ask)
+        except Refusal:
+            return True
+        return False
 
     def offer(self, option: str, value: Any, **others: Any) -> None:
         """Raise :class:`NotOffered` if the endpoint refuses an option."""
@@ -193,8 +250,10 @@ class Examination:
             sequences = []
             for prompt in self.prompts[:6]:
                 ids = self.model.encode(prompt)
-                answer = self.alone(self.greedy(prompt))
-                sequences.append([*ids, *walk(self.model, ids, answer.text, most=32).ids])
+                with suppress(Broken):
+                    answer = self.alone(self.greedy(prompt))
+                    ids += walk(self.model, ids, answer.text, most=32).ids
+                sequences.append(ids)
             self._noise = self.model.noise(self.precision, sequences)
         return self._noise
 
@@ -204,6 +263,15 @@ class Examination:
         if self.reference is None:
             return ASSUMED.get(self.precision, ASSUMED["bfloat16"])
         return _TIMES * self.noise().gap + _ROUNDING
+
+    @property
+    def value_margin(self) -> float:
+        """The difference of values that the precision explains, as a share of their length."""
+        if self.encoder is None:
+            return ASSUMED_SHARE.get(self.precision, ASSUMED_SHARE["bfloat16"])
+        if self._share is None:
+            self._share = self.encoder.noise(self.precision, self.prompts[:5])
+        return _TIMES * self._share + _ROUNDING_SHARE
 
     def ids_of(self, ask: Ask) -> list[int]:
         if ask.messages:
@@ -319,6 +387,18 @@ class Examination:
             f"{len(pairs)} of {asked} answers differ {doing}, as {answer.text[:60]!r} instead of "
             f"{want.text[:60]!r}: only the model can say whether that is rounding (--against)"
         )
+
+
+def _no_answer(ask: Ask, error: Gone) -> Broken:
+    words = f"no answer comes: {error.problem}"
+    return Broken(words, expected="an answer", got=error.problem, ask=ask)
+
+
+def after_echo(ask: Ask, answer: Reply) -> str:
+    """Return what comes after a prompt that an answer begins with, or special tokens and it."""
+    text, prompt = answer.text, ask.prompt
+    at = text.find(prompt, 0, len(prompt) + _BEFORE_ECHO) if prompt else -1
+    return text[at + len(prompt) :] if at >= 0 else text
 
 
 def _exactly(answer: Reply) -> tuple[str, str | None, int | None]:

@@ -6,12 +6,16 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from llmserve.certify.endpoint import Ask, Gone, Hostile, Message, Refusal, Reply, curl
 from llmserve.client.openai import KEY, OpenAIApi
 from llmserve.client.results import Logprob
+from llmserve.contract.tasks import GENERATE
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Vector
 
 _FORMS = {"json_schema", "choice", "regex"}
 
@@ -23,10 +27,18 @@ class OpenAIEndpoint:
     streams = True
     takes: frozenset[str] | None = None
 
-    def __init__(self, url: str, model: str, timeout: float = 120.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        timeout: float = 120.0,
+        *,
+        always: Mapping[str, Any] | None = None,
+        task: str = GENERATE,
+    ) -> None:
         self._api = OpenAIApi(url)
         self.url, self.model, self.chats = self._api.url, model, True
-        self._timeout = timeout
+        self._timeout, self._always, self.task = timeout, dict(always or {}), task
         self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
 
     def describe(self) -> dict[str, str]:
@@ -100,11 +112,30 @@ class OpenAIEndpoint:
     def hostile_curl(self, hostile: Hostile) -> str:
         return curl(f"{self.url}/completions", hostile.body.decode(errors="backslashreplace"))
 
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        import numpy as np
+
+        body = self._values_body(texts)
+        with closing(self._open(f"{self.url}/embeddings", body)) as opened:
+            data = self._read(opened.response)
+        try:
+            found = sorted(json.loads(data)["data"], key=lambda entry: entry["index"])
+            return [np.array(entry["embedding"], np.float32) for entry in found]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
+
+    def values_curl(self, texts: Sequence[str]) -> str:
+        body = json.dumps(self._values_body(texts), ensure_ascii=False)
+        return curl(f"{self.url}/embeddings", body)
+
+    def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
+        return {**self._always, "model": self.model, "input": list(texts)}
+
     def _headers(self) -> dict[str, str]:
         return self._api.request(self.model, "", {}, stream=False).headers
 
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
-        options = dict(ask.options)
+        options = {**self._always, **ask.options}
         forms = {name: options.pop(name) for name in _FORMS & options.keys()}
         count = options.pop("logprobs", None)
         if ask.messages:

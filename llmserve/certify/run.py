@@ -10,10 +10,11 @@ from typing import Any
 
 from llmserve.certify.check import Check, State, Verdict
 from llmserve.certify.checks import CHECKS
-from llmserve.certify.checks.answers import find_echo
+from llmserve.certify.checks.answers import find_echo, find_refused
 from llmserve.certify.endpoint import Gone, Refusal
 from llmserve.certify.examination import Examination
 from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
+from llmserve.contract.tasks import GENERATE
 from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
 from llmserve.plugins.registry import Registry
 from llmserve.version import __version__
@@ -76,7 +77,7 @@ def run_checks(
     """Run every check that the endpoint and the reference allow."""
     began = time.monotonic()
     verdicts: list[Verdict] = []
-    chosen = [check for check in checks if check.quick or not exam.quick]
+    chosen = checks_for(exam, checks)
     _begin(exam)
     for check in chosen:
         on_start(check)
@@ -86,7 +87,7 @@ def run_checks(
         on_verdict(verdict)
     by_name = {check.name: check for check in chosen}
     verdicts = [replace(v, cause=_cause(v, by_name[v.name], verdicts)) for v in verdicts]
-    endpoint, reference = exam.endpoint, exam.reference
+    endpoint, reference = exam.endpoint, exam.reference or exam.encoder
     subject = {"model": endpoint.model, "at": endpoint.url, "api": endpoint.kind}
     return Report(
         {**subject, **endpoint.describe()},
@@ -97,20 +98,33 @@ def run_checks(
         round(time.monotonic() - began, 1),
         exam.quick,
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        margin=exam.margin,
+        margin=exam.margin if endpoint.task == GENERATE else exam.value_margin,
     )
+
+
+def checks_for(exam: Examination, checks: Sequence[Check]) -> list[Check]:
+    """Return those that are about what the endpoint does, and that ``--quick`` leaves."""
+    task = "generate" if exam.endpoint.task == GENERATE else "values"
+    return [check for check in checks if check.task == task and (check.quick or not exam.quick)]
 
 
 def _begin(exam: Examination) -> None:
     """See that there is a server to examine."""
     try:
         # This also loads what the server loads late, and takes none of a check's time.
-        exam.try_ask(exam.greedy(exam.prompts[0], 1))
-        find_echo(exam)
+        if exam.endpoint.task == GENERATE:
+            exam.try_ask(exam.greedy(exam.prompts[0], 1))
+            find_refused(exam)
+            find_echo(exam)
+        else:
+            exam.try_values(exam.prompts[:1])
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
     except Refusal as error:
-        raise RequestRejectedError(f"the server refuses the first request: {error.words}") from None
+        hint = "if it needs an option, give it with --set"
+        raise RequestRejectedError(
+            f"the server refuses the first request: {error.words}", hint=hint
+        ) from None
     except Gone as error:
         raise UnreachableError(error.problem, hint="see whether it runs") from None
     except Broken as error:
@@ -154,7 +168,8 @@ def _run(exam: Examination, check: Check) -> Verdict:
 
 
 def _missing(exam: Examination, check: Check) -> Iterator[str]:
-    if "reference" in check.needs and exam.reference is None:
+    known = exam.reference if check.task == "generate" else exam.encoder
+    if "reference" in check.needs and known is None:
         yield "it needs the model: --against"
     if "chat" in check.needs and not exam.endpoint.chats:
         yield "the server takes no chats"

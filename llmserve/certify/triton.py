@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llmserve.certify.encoder import QUERY
 from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl
 from llmserve.client import Client, Completion, Piece, parse_url
 from llmserve.client.messages import input_of
 from llmserve.contract.options import OPTIONS
+from llmserve.contract.tasks import RERANK
+from llmserve.contract.tensors import EMBEDDING, LABEL, PROBABILITY, SCORE
 from llmserve.errors import ClientError, OptionError, RequestTimeoutError, UnreachableError
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Vector
 
 
 class TritonEndpoint:
@@ -20,14 +26,24 @@ class TritonEndpoint:
 
     kind = "Triton"
 
-    def __init__(self, client: Client, model: str, *, url: str = "", http_url: str = "") -> None:
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        *,
+        url: str = "",
+        http_url: str = "",
+        always: Mapping[str, Any] | None = None,
+    ) -> None:
         self._client, self.model, self.url = client, model, url
         self._info = client.model(model)
+        self.task = self._info.task
         self.chats = self._info.made_by_llmserve is not None
         self.streams = self._info.exchange != "unary"
         self.takes: frozenset[str] | None = frozenset(
-            name for name in OPTIONS if input_of(self._info, name)
+            name for name in OPTIONS if input_of(self._info, name) or name in (always or {})
         )
+        self._always = dict(always or {})
         self._http = http_url
 
     def describe(self) -> dict[str, str]:
@@ -58,7 +74,10 @@ class TritonEndpoint:
             return Hostile(name, b"", Ask("Hello", options=options), must_refuse)
 
         takes = self.takes or frozenset()
-        requests = [Hostile("an empty prompt", b"", Ask("", options=self._short()), False)]
+        requests = [
+            Hostile("an empty prompt", b"", Ask("", options=self._short()), False),
+            of("a request without options", must_refuse=False),
+        ]
         if "max_tokens" in takes:
             requests += [
                 of("a max_tokens of 0", max_tokens=0),
@@ -78,13 +97,41 @@ class TritonEndpoint:
         return self.curl(hostile.ask or Ask())
 
     def curl(self, ask: Ask) -> str:
-        fields = {"text_input": ask.prompt, **ask.options}
+        fields = {"text_input": ask.prompt, **self._options(ask)}
         if ask.messages:
             fields["messages"] = json.dumps(list(ask.messages), ensure_ascii=False)
         body = json.dumps(fields, ensure_ascii=False)
         path = "generate_stream" if ask.stream or self._info.exchange == "stream" else "generate"
         url = f"{self._http or self._usual_http()}/v2/models/{self.model}/{path}"
         return curl(url, body, stream=ask.stream)
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        import numpy as np
+
+        firsts, seconds = self._texts(texts)
+        with _refusals():
+            computed = self._client.compute(self.model, firsts, pairs=seconds, **self._always)
+        outputs = computed.outputs
+        if EMBEDDING.name in outputs:
+            return list(outputs[EMBEDDING.name])
+        if SCORE.name in outputs:
+            return list(outputs[SCORE.name].reshape(-1, 1))
+        # The likeliest label comes first: they are compared in the order of the model's.
+        rows = zip(outputs[LABEL.name], outputs[PROBABILITY.name], strict=True)
+        return [chances[np.argsort(names)] for names, chances in rows]
+
+    def values_curl(self, texts: Sequence[str]) -> str:
+        firsts, seconds = self._texts(texts)
+        fields: dict[str, Any] = {"text_input": firsts, **self._always}
+        if seconds is not None:
+            fields["text_pair"] = seconds
+        body = json.dumps(fields, ensure_ascii=False)
+        return curl(f"{self._http or self._usual_http()}/v2/models/{self.model}/generate", body)
+
+    def _texts(self, texts: Sequence[str]) -> tuple[list[str], list[str] | None]:
+        if self.task == RERANK:
+            return [QUERY] * len(texts), list(texts)
+        return list(texts), None
 
     def _usual_http(self) -> str:
         address = parse_url(self.url or None)
@@ -97,8 +144,12 @@ class TritonEndpoint:
         tensor = self._info.inputs.get("max_tokens")
         return tensor is not None and tensor.datatype.startswith("U")
 
+    def _options(self, ask: Ask) -> dict[str, Any]:
+        # Without any, it is tested what a server does without them.
+        return {**self._always, **ask.options} if ask.options else {}
+
     def _content(self, ask: Ask) -> dict[str, Any]:
-        options = dict(ask.options)
+        options = self._options(ask)
         if ask.messages:
             return {"messages": list(ask.messages), **options}
         return {"prompt": ask.prompt, **options}

@@ -157,7 +157,7 @@ class RecipeChecks:
     ) -> None:
         """Run a check of ``llmserve certify``, without allowing for rounding."""
         promise = next(known for known in CHECKS if known.name == check)
-        key = (name, *self.prompts)
+        key = (triton.server.grpc_url, name, *self.prompts)
         exam = self._examinations.get(key)
         if exam is None:
             endpoint = TritonEndpoint(triton.client, name, url=triton.server.grpc_url)

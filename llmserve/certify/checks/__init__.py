@@ -12,6 +12,7 @@ from llmserve.certify.checks import (
     sampling,
     sharing,
     streams,
+    values,
 )
 
 CHECKS: tuple[Check, ...] = (
@@ -23,4 +24,5 @@ CHECKS: tuple[Check, ...] = (
     *logprobs.CHECKS,
     *sampling.CHECKS,
     *hostile.CHECKS,
+    *values.CHECKS,
 )

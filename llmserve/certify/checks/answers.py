@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Reply
-from llmserve.certify.examination import Examination
+from llmserve.certify.examination import Examination, after_echo
 from llmserve.certify.outcome import Broken, NotOffered
 
 LONG = 16
@@ -18,27 +18,63 @@ _UNUSUAL = (
 )
 
 
-def _echo(exam: Examination) -> None:
+def _echoed(exam: Examination) -> list[tuple[Ask, Reply]]:
+    """Return answers that begin with their prompts, if all do: one word may do so by chance."""
     asks = [exam.greedy(prompt) for prompt in exam.prompts[:3]]
-    answers = [exam.alone(ask) for ask in asks]
-    # One word may begin its own answer by chance.
-    echoed = [a.text.startswith(ask.prompt) for ask, a in zip(asks, answers, strict=True)]
-    if all(echoed):
+    pairs = [(ask, exam.alone(ask)) for ask in asks]
+    return pairs if all(after_echo(ask, answer) != answer.text for ask, answer in pairs) else []
+
+
+def _echo(exam: Examination) -> None:
+    if pairs := exam.kept.get("echoed") or _echoed(exam):
+        ask, answer = pairs[0]
         raise Broken(
             "answers begin with their prompts",
-            expected=answers[0].text[len(asks[0].prompt) :],
-            got=answers[0].text,
-            ask=asks[0],
+            expected=after_echo(ask, answer),
+            got=answer.text,
+            ask=ask,
         )
 
 
 def find_echo(exam: Examination) -> None:
     """Let the other checks look at answers without the prompts that a server puts before them."""
-    asks = [exam.greedy(prompt) for prompt in exam.prompts[:3]]
-    exam.echoes = all(exam.alone(ask).text.startswith(ask.prompt) for ask in asks)
+    exam.kept["echoed"] = _echoed(exam)
+    exam.echoes = bool(exam.kept["echoed"])
     if exam.echoes:
         exam.forget_answers()
         exam.note("the prompts before the answers are left out of what is compared")
+
+
+def find_refused(exam: Examination) -> None:
+    """Let the other checks ask only with prompts that are answered, if any are."""
+    refused: list[tuple[Ask, Broken]] = []
+    accepted = []
+    for prompt in exam.prompts:
+        ask = exam.greedy(prompt)
+        try:
+            exam.alone(ask)
+        except Broken as error:
+            refused.append((ask, error))
+        else:
+            accepted.append(prompt)
+    exam.kept["refused"] = refused
+    if refused and accepted:
+        count = len(exam.prompts)
+        exam.prompts = (accepted * count)[:count]
+
+
+def _answered(exam: Examination) -> None:
+    refused: list[tuple[Ask, Broken]] = exam.kept.get("refused") or []
+    if not refused:
+        return
+    ask, error = refused[0]
+    raise Broken(
+        f"{len(refused)} of {len(exam.prompts)} ordinary prompts have no answer, as "
+        f"{ask.prompt[:40]!r}: {error.words}",
+        expected="an answer",
+        got=error.got,
+        ask=ask,
+    )
 
 
 def _begin_token(exam: Examination) -> None:
@@ -127,6 +163,13 @@ def _repeatable(exam: Examination) -> None:
 
 
 CHECKS = (
+    Check(
+        name="prompts-are-answered",
+        severity="major",
+        promise="prompts of a few words and of a paragraph are answered",
+        meaning="some users get errors for nothing that they did",
+        run=_answered,
+    ),
     Check(
         name="no-echo",
         severity="minor",

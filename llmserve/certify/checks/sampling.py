@@ -145,12 +145,11 @@ def _penalty(option: str) -> Callable[[Examination], None]:
         plain = [exam.alone(exam.greedy(prompt, 2 * _TOKENS)) for prompt in exam.prompts[:4]]
         answers = exam.together(asks, most=2)
         changed = [a.text != p.text for a, p in zip(answers, plain, strict=True)]
-        if exam.reference is None:
-            if not any(changed):
-                raise Undecided(f"{option}={size} changes none of {len(asks)} answers")
-            return
-        for ask, answer, before in zip(asks, answers, plain, strict=True):
-            _check_penalty(exam, option, ask, answer, before)
+        if exam.reference is not None:
+            for ask, answer, before in zip(asks, answers, plain, strict=True):
+                _check_penalty(exam, option, ask, answer, before)
+        if not any(changed):
+            raise Undecided(f"{option}={size} changes none of {len(asks)} answers")
         exam.note(f"it changes {sum(changed)} of {len(asks)} answers")
 
     return run
@@ -292,9 +291,13 @@ def _tail(counts: Any, chances: Any) -> float:
         usual = chances * rows.sum(axis=-1, keepdims=True)
         return ((rows - usual) ** 2 / np.maximum(usual, 1e-9)).sum(axis=-1)
 
-    rows = np.random.default_rng(1).multinomial(counts.sum(), chances, size=_SIMULATED)
-    worse = int((unlikely(rows) >= unlikely(counts)).sum())
-    return (worse + 1) / (_SIMULATED + 1)
+    generator, found, probability = np.random.default_rng(1), unlikely(counts), 1.0
+    for number in (_SIMULATED // 25, _SIMULATED):
+        rows = generator.multinomial(counts.sum(), chances, size=number)
+        probability = (int((unlikely(rows) >= found).sum()) + 1) / (number + 1)
+        if probability > 100 * _ALPHA:
+            break
+    return probability
 
 
 _SCHEMA = {

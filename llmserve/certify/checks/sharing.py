@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import NamedTuple
 
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply
@@ -14,6 +15,7 @@ from llmserve.certify.examination import Examination, timed
 from llmserve.certify.outcome import Broken, NotOffered, Undecided
 
 _MARKS = "KQXZVJWY"
+_ENDINGS = ("a", "the", "seven", "not", "our", "music", "never", "red")
 _CROWD = 64
 _ROUNDS = 4
 _SHORT = 8
@@ -24,8 +26,12 @@ _SEEN = 12
 
 
 def marked(prompts: Sequence[str], number: int) -> list[str]:
-    """Return prompts that are all different, each with a mark that no other has."""
-    return [f"{_mark(n)}: {prompts[n % len(prompts)]}" for n in range(number)]
+    """Return prompts that go on differently, each with a mark that no other has."""
+    count = len(prompts)
+    return [
+        f"{_mark(n)}: {prompts[n % count]} {_ENDINGS[n // count % len(_ENDINGS)]}"
+        for n in range(number)
+    ]
 
 
 def _mark(number: int) -> str:
@@ -71,41 +77,81 @@ def _lengths(exam: Examination) -> None:
                 )
 
 
-def _crowd(exam: Examination, rounds: int, size: int) -> tuple[list[Ask], list[list[Reply]]]:
-    asks = [exam.greedy(prompt, _SHORT) for prompt in marked(exam.prompts, size)]
-    key = ("crowd", rounds, size)
-    if key not in exam.kept:
-        exam.kept[key] = [exam.together(asks) for _ in range(rounds)]
-    return asks, exam.kept[key]
+class Crowd(NamedTuple):
+    """Requests that ran at once, and their answers in each round; those refused are left out."""
+
+    numbers: list[int]
+    asks: list[Ask]
+    answered: list[list[Reply]]
+
+    def is_like(self, one: int, other: int, prompts: int) -> bool:
+        """Whether two of them begin with the same words after their marks."""
+        return (self.numbers[one] - self.numbers[other]) % prompts == 0
 
 
-def _size(exam: Examination) -> tuple[int, int]:
-    return (1, _CROWD // 2) if exam.quick else (_ROUNDS, _CROWD)
+def _crowd(exam: Examination) -> Crowd:
+    if "crowd" not in exam.kept:
+        rounds, size = (1, _CROWD // 2) if exam.quick else (_ROUNDS, _CROWD)
+        asks = [exam.greedy(prompt, _SHORT) for prompt in marked(exam.prompts, size)]
+        exam.kept["crowd"] = _without_refused(
+            exam, asks, [exam.gather(asks) for _ in range(rounds)]
+        )
+    crowd: Crowd = exam.kept["crowd"]
+    return crowd
+
+
+def _without_refused(
+    exam: Examination, asks: Sequence[Ask], rounds: Sequence[Sequence[Reply | Refusal]]
+) -> Crowd:
+    """Leave out requests that are refused alone as well."""
+    numbers, answered = [], []
+    for number, (ask, answers) in enumerate(zip(asks, zip(*rounds, strict=True), strict=True)):
+        refused = next((answer for answer in answers if isinstance(answer, Refusal)), None)
+        if refused is None:
+            numbers.append(number)
+            answered.append([answer for answer in answers if isinstance(answer, Reply)])
+        elif not exam.is_refused(ask):
+            words = f"a request is refused beside others ({refused.status}): {refused.words}"
+            raise Broken(words, expected="an answer, as alone", got=refused.words, ask=ask)
+    if not numbers:
+        raise NotOffered("the marked prompts are refused")
+    if len(numbers) < len(asks):
+        exam.note(f"{len(asks) - len(numbers)} of {len(asks)} marked prompts are refused")
+    rows = [list(row) for row in zip(*answered, strict=True)]
+    return Crowd(numbers, [asks[number] for number in numbers], rows)
+
+
+def _usual(
+    exam: Examination, asks: Sequence[Ask], answered: Sequence[Sequence[Reply]]
+) -> list[str]:
+    """Return the answer that each request has most often, or that it has alone."""
+    if len(answered) == 1:
+        return [exam.alone(ask).text for ask in asks]
+    columns = zip(*answered, strict=True)
+    return [Counter(a.text for a in column).most_common(1)[0][0] for column in columns]
 
 
 def _own_answer(exam: Examination) -> None:
-    rounds, size = _size(exam)
-    asks, answered = _crowd(exam, rounds, size)
-    usual = [
-        Counter(a.text for a in row).most_common(1)[0][0] for row in zip(*answered, strict=True)
-    ]
-    distinct = {text for text in usual if usual.count(text) == 1}
+    crowd = _crowd(exam)
+    _, asks, answered = crowd
+    rounds, size = len(answered), len(asks)
+    usual = _usual(exam, asks, answered)
+    distinct = {t: n for n, t in enumerate(usual) if usual.count(t) == 1 and len(t) >= _SEEN}
     for row in answered:
         for at, (ask, answer) in enumerate(zip(asks, row, strict=True)):
-            mine = usual[at]
-            if rounds == 1 or answer.text != mine:
-                mine = exam.alone(ask).text
-            if answer.text == mine or answer.text not in distinct:
+            other = distinct.get(answer.text, at)
+            if other == at or answer.text == exam.alone(ask).text:
                 continue
-            other = usual.index(answer.text)
-            if other != at and not _is_tie(exam, ask, answer):
+            if _is_strange(exam, crowd, at, other, answer) and _is_answer(
+                exam, asks[other], answer
+            ):
                 raise Broken(
                     f"the answer is that to another request, {asks[other].prompt!r}",
-                    expected=mine,
+                    expected=exam.alone(ask).text,
                     got=answer.text,
                     ask=ask,
                 )
-    share = len(distinct) / size
+    share = len(distinct) / size * (1.0 if exam.reference else 1 - 1 / len(exam.prompts))
     seen = 1 - (1 - 0.02 * share) ** (rounds * size)
     exam.note(
         f"{rounds * size} answers, {size} at a time, {len(distinct)} of {size} prompts with an "
@@ -113,44 +159,55 @@ def _own_answer(exam: Examination) -> None:
     )
 
 
+def _is_strange(exam: Examination, crowd: Crowd, at: int, other: int, answer: Reply) -> bool:
+    """Whether an answer with another's text is none that rounding makes of the own one."""
+    if exam.reference is not None:
+        return not _is_tie(exam, crowd.asks[at], answer)
+    # After the same words, two prompts may have answers that are a tie of both.
+    return not crowd.is_like(at, other, len(exam.prompts))
+
+
+def _is_answer(exam: Examination, ask: Ask, answer: Reply) -> bool:
+    """Whether this is surely the answer to a request: a wrong one may be anybody's by chance."""
+    return exam.alone(ask).text == answer.text or _is_tie(exam, ask, answer)
+
+
 def _is_tie(exam: Examination, ask: Ask, answer: Reply) -> bool:
     return exam.reference is not None and exam.is_explained(exam.walk(ask, answer))
 
 
 def _foreign(exam: Examination) -> None:
-    rounds, size = _size(exam)
-    asks, answered = _crowd(exam, rounds, size)
-    texts = [ask.prompt for ask in asks]
-    usual = [
-        Counter(a.text for a in row).most_common(1)[0][0] for row in zip(*answered, strict=True)
-    ]
+    crowd = _crowd(exam)
+    numbers, asks, answered = crowd
+    rounds, size = len(answered), len(asks)
+    usual = _usual(exam, asks, answered)
     for row in answered:
         for at, (ask, answer) in enumerate(zip(asks, row, strict=True)):
-            others = [_mark(other) for other in range(size) if other != at]
-            found = [mark for mark in others if f"{mark}:" in answer.text]
-            found += [t for t in _others(usual, at) if t in answer.text and t != answer.text]
-            if found and found[0] not in exam.alone(ask).text:
-                raise Broken(
-                    f"the answer has text of another request: {found[0][:60]!r}",
-                    expected=exam.alone(ask).text,
-                    got=answer.text,
-                    ask=ask,
-                )
-    exam.note(f"{len(texts) * rounds} marked prompts, {size} at a time")
+            for other in range(size):
+                found = _text_of(numbers[other], usual[other], answer.text)
+                if other == at or not found or found in exam.alone(ask).text:
+                    continue
+                if _is_strange(exam, crowd, at, other, answer):
+                    raise Broken(
+                        f"the answer has text of another request: {found[:60]!r}",
+                        expected=exam.alone(ask).text,
+                        got=answer.text,
+                        ask=ask,
+                    )
+    exam.note(f"{size * rounds} marked prompts, {size} at a time")
 
 
-def _others(usual: Sequence[str], at: int) -> list[str]:
-    """Return the answers to others that are long enough, and not a part of the own one."""
-    own = usual[at]
-    return [t for n, t in enumerate(usual) if n != at and len(t) >= _SEEN and t not in own]
+def _text_of(number: int, usual: str, text: str) -> str:
+    """Return what a text has of a request: its mark, or the whole of its answer and more."""
+    if f"{_mark(number)}:" in text:
+        return _mark(number)
+    return usual if len(usual) >= _SEEN and usual != text and usual in text else ""
 
 
 def _bad_neighbour(exam: Examination) -> None:
     asks = [exam.greedy(prompt) for prompt in exam.prompts]
     alone = [exam.alone(ask) for ask in asks]
-    bad = [h for h in exam.endpoint.hostile() if h.must_refuse]
-    if not bad:
-        raise NotOffered("no request of this protocol is wrong enough")
+    bad = exam.endpoint.hostile()
 
     def disturb(number: int) -> None:
         exam.count()

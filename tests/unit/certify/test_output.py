@@ -16,7 +16,7 @@ from llmserve.certify.openai import OpenAIEndpoint
 from llmserve.certify.output import as_json, as_junit, changes, read_states
 from llmserve.certify.page import page
 from llmserve.certify.run import all_checks
-from llmserve.errors import PluginError, UnreachableError, UsageError
+from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
 from llmserve.plugins.registry import Registry
 from llmserve_cli.certify import certify
 from tests.toy_server import ToyServer
@@ -116,6 +116,17 @@ def test_the_command_writes_what_it_is_asked_for(url: str, tmp_path: Path) -> No
     code, output = run(url, *only, "--baseline", str(tmp_path / "r.json"))
     assert code == 0
     assert "nothing has changed" in output
+
+
+def test_an_option_is_sent_with_every_request(url: str) -> None:
+    code, output = run(url, "--only", "finish-reason", "--set", "top_k=5")
+    assert code == 8
+    assert '"top_k": 5' in output
+
+
+def test_a_server_that_refuses_a_plain_request_may_need_an_option(url: str) -> None:
+    with pytest.raises(RequestRejectedError, match=r"min_p must be between .* with --set"):
+        run(url, "--set", "min_p=7")
 
 
 def test_the_budget_is_kept(url: str) -> None:
