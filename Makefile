@@ -116,6 +116,7 @@ soak: .venv/.ready
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin iterative
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin openvino
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.streams --seconds $(SOAK)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.on_demand --seconds 300
 	@$(BIN)/pytest -m soak -s
 
 # For a machine behind a firewall that has Python, PyTorch and transformers: all the rest, in a folder.

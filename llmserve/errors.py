@@ -123,6 +123,13 @@ class ModelNotReadyError(ClientError):
     exit_code = 5
 
 
+class NotLoadedError(ClientError):
+    """A model that ``serve --on-demand`` offers, but could not load."""
+
+    code = "not_loaded"
+    exit_code = 5
+
+
 class RequestTimeoutError(ClientError):
     """The request's time limit has passed."""
 

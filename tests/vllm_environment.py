@@ -44,9 +44,14 @@ def vllm_environment() -> Path:
 
 
 def _state() -> str:
-    files = [ROOT / "constraints.txt", ROOT / "pyproject.toml", Path(__file__)]
-    files += [ROOT / "plugins" / name / "pyproject.toml" for name in _PLUGINS]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    texts = [
+        path.read_text(encoding="utf-8") for path in (ROOT / "constraints.txt", Path(__file__))
+    ]
+    for folder in (ROOT, *(ROOT / "plugins" / name for name in _PLUGINS)):
+        # What follows are settings of tools, which change nothing of what is installed.
+        project, _, _ = (folder / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.")
+        texts.append(project)
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _make() -> None:

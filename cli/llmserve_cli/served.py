@@ -27,7 +27,8 @@ GATEWAY_OPTIONS = {
 def options_of(file: ServerFile) -> dict[str, Any]:
     """Return the options of the command that a file sets."""
     gateway = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
-    return {**file.serve, **gateway}
+    pinned = {"pinned": file.pinned} if file.pinned else {}
+    return {**file.serve, **gateway, **pinned}
 
 
 def served_repository(

@@ -51,6 +51,8 @@ _ROWS = (
     Row("no_memory", 413, "the server has too little shared memory for the request"),
     Row("not_ready", 404, "the server does not have the model or still loads it",
         "model_not_found"),
+    Row("not_loaded", 503, "a model that is loaded on demand could not be loaded",
+        "model_not_loaded", 5),
     Row("unreachable", 503, "no server answers at the address", "backend_unavailable", 2),
     Row("restricted", 500, "the server wants a header that closes its interfaces to others"),
     Row("bad_answer", 500, "the server sent an answer that cannot be read"),

@@ -178,7 +178,8 @@ class Place:
     """Where a frontend listens, and which Tritons it forwards to.
 
     All ``tritons`` serve the same models. ``url`` is the gRPC address of the first. ``status``
-    is the socket at which ``serve`` reports the state of each model.
+    is the socket at which ``serve`` reports the state of each model. If they are loaded
+    ``on_demand``, the frontend holds a model there while it uses it (``llmserve.server.Holds``).
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     ``batches`` is the folder in which a frontend may keep files that clients upload.
@@ -194,6 +195,7 @@ class Place:
     status: Path | None = None
     collector: str = ""
     batches: Path | None = None
+    on_demand: bool = False
 
     @property
     def url(self) -> str:

@@ -17,12 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -117,6 +119,18 @@ def served_rate(target: Target, load: tuple[int, int], texts: Path, count: int) 
     return figures_of(run, wanted)["texts_per_second"]
 
 
+def differences(
+    live: LiveTriton, targets: dict[str, Target], texts: list[str], expected: Any
+) -> str:
+    """Return by how much the served vectors differ from those that are measured against."""
+    found = {}
+    for name, target in targets.items():
+        if target.api == "triton":
+            vectors = live.client.embed(target.model, texts, truncate=True)
+            found[name] = float(np.abs(vectors - np.stack(expected)).max())
+    return ", ".join(f"{name} {difference:.1e}" for name, difference in found.items())
+
+
 def rows(
     measured: dict[str, dict[tuple[int, int], list[float]]], reference: list[float]
 ) -> Iterator[list[str]]:
@@ -124,6 +138,37 @@ def rows(
         for (each, clients), rates in by_load.items():
             ratio = median(rate / best for rate, best in zip(rates, reference, strict=True))
             yield [name, str(each), str(clients), cell(rates, 0), f"{ratio:.2f}"]
+
+
+def build(live: LiveTriton, folder: Path, names: Sequence[str]) -> dict[str, Target]:
+    """Build and load the variants."""
+    return {
+        name: Target(
+            live.build("embed", str(folder), **VARIANTS[name]),
+            live.server.grpc_url,
+            repository=live.repository,
+        )
+        for name in names
+    }
+
+
+def measure(
+    targets: dict[str, Target], encode: Encode, texts: Path, rounds: int, console: Console
+) -> tuple[dict[str, dict[tuple[int, int], list[float]]], list[float]]:
+    """Return texts per second of each target under each load, and those of what is compared."""
+    listed: list[str] = json.loads(texts.read_text(encoding="utf-8"))
+    measured: dict[str, dict[tuple[int, int], list[float]]] = {name: {} for name in targets}
+    best = []
+    for turn in range(rounds):
+        best.append(rate_of(encode, listed))
+        console.print(f"round {turn + 1} of {rounds}: {best[-1]:.0f} texts/s", style="dim")
+        for name in random.Random(turn).sample(list(targets), len(targets)):
+            for load in LOADS:
+                rate = served_rate(targets[name], load, texts, len(listed))
+                measured[name].setdefault(load, []).append(rate)
+                shown = f"{name}, {load[0]} texts, {load[1]} clients: {rate:.0f}"
+                console.print(shown, style="dim")
+    return measured, best
 
 
 def main() -> None:
@@ -141,32 +186,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, LiveTriton.start(Path(home) / "models") as live:
         file = Path(home) / "texts.json"
         file.write_text(json.dumps(texts), encoding="utf-8")
-        url = live.server.grpc_url
-        targets = {}
-        for name in args.only:
-            model = live.build("embed", str(folder), **VARIANTS[name])
-            targets[name] = Target(model, url, repository=live.repository)
-        with gateway(url) if args.gateway else nullcontext(("", 0)) as (address, _):
+        targets = build(live, folder, args.only)
+        last = targets[args.only[-1]]
+        with gateway(last.url) if args.gateway else nullcontext(("", 0)) as (address, _):
             if address:
-                through = f"{args.only[-1]}, gateway"
-                model = targets[args.only[-1]].model
-                targets[through] = Target(
-                    model, address, repository=live.repository, api="embeddings"
-                )
-            measured: dict[str, dict[tuple[int, int], list[float]]] = {n: {} for n in targets}
-            best = []
-            for turn in range(args.rounds):
-                best.append(rate_of(encode, texts))
-                for name in random.Random(turn).sample(list(targets), len(targets)):
-                    for load in LOADS:
-                        rate = served_rate(targets[name], load, file, args.texts)
-                        measured[name].setdefault(load, []).append(rate)
-                console.print(f"round {turn + 1} of {args.rounds}", style="dim")
+                through = replace(last, url=address, api="embeddings")
+                targets[f"{args.only[-1]}, gateway"] = through
+            measured, best = measure(targets, encode, file, args.rounds, console)
+            apart = differences(live, targets, texts, encode(texts, SIZES[0]))
     title = f"{reference} encodes {cell(best, 0)} texts/s; {args.rounds} rounds, median (range)"
     table = Table("", "texts a request", "clients", "texts/s", "of that", title=title)
     for row in rows(measured, best):
         table.add_row(*row)
     Console(width=110).print(table)
+    print(f"Largest difference of a number of {args.texts} vectors: {apart}")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from llmserve_bench.measure import Plan
 from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load
 from llmserve_bench.targets import Target
-from tests.llama_environment import LLAMA, llama_server
+from tests import llama_environment
 from tests.real.model import NotHad, converted_model, real_model
 from tests.support import ROOT
 from tests.vllm_environment import VLLM, NotMade, vllm_environment
@@ -55,15 +55,9 @@ OURS: Mapping[str, tuple[str, dict[str, str]]] = {
     # Only in the environment of `make test-vllm`; the others only outside it.
     "vllm in Triton": ("vllm", {}),
 }
-TITLES = {
-    "vllm": f"vLLM {VLLM} on the CPU",
-    "llama.cpp": f"llama.cpp b{LLAMA}, Q4_1",
-}
 _START = 300.0
 _PAUSE = 2.0
 """Seconds between two targets: vLLM computes on for one after its last answer."""
-_CONTEXT = 1024
-"""Tokens that llama.cpp keeps for each stream: it takes the memory for all of them at once."""
 
 
 def free_port() -> int:
@@ -127,12 +121,8 @@ def vllm(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def llama(file: Path) -> Iterator[str]:
-    program, port, most = llama_server(), free_port(), max(STREAMS)
-    words = [str(program), "--model", str(file), "--alias", MODEL, "--offline"]
-    # More threads than cores make it slower by far: they wait for one another in a loop.
-    words += ["--threads", str(os.cpu_count() or 1)]
-    words += ["--parallel", str(most), "--ctx-size", str(most * _CONTEXT)]
-    words += ["--host", "127.0.0.1", "--port", str(port)]
+    words, port = llama_environment.llama_server(), free_port()
+    words += llama_environment.options(file, MODEL, port, max(STREAMS), os.cpu_count() or 1)
     with server(words, port, ENVIRONMENTS / "llama.log") as address:
         yield address
 
@@ -186,25 +176,41 @@ def figures(target: Target, plan: Plan) -> Iterator[tuple[str, float]]:
 
 
 def measure(
-    targets: Mapping[str, Target], rounds: int, console: Console
+    targets: dict[str, Target], rounds: int, console: Console
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of each target by column, a value for each round."""
+    """Return the figures of each target by column, a value for each round; Ctrl-C ends it early.
+
+    A target that fails is left out.
+    """
     plan = Plan(Prompts())
     measured: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(rounds):
         began = time.monotonic()
-        for name in random.Random(turn).sample(list(targets), len(targets)):
-            if name in measured:
-                try:
-                    for column, value in figures(targets[name], plan):
-                        measured[name].setdefault(column, []).append(value)
-                except (LLMServeError, RuntimeError) as error:
-                    console.print(f"{name} is left out: {error}", style="yellow")
-                    del measured[name]
-                time.sleep(_PAUSE)
+        try:
+            found = one_round(targets, turn, plan, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped in round {turn + 1}", style="yellow")
+            break
+        for name, columns in found.items():
+            for column, value in columns.items():
+                measured[name].setdefault(column, []).append(value)
         took = f"{time.monotonic() - began:.0f} s"
         console.print(f"round {turn + 1} of {rounds}, {took}", style="dim")
-    return measured
+    return {name: measured[name] for name in targets if measured[name]}
+
+
+def one_round(
+    targets: dict[str, Target], turn: int, plan: Plan, console: Console
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for name in random.Random(turn).sample(list(targets), len(targets)):
+        try:
+            found[name] = dict(figures(targets[name], plan))
+        except (LLMServeError, RuntimeError) as error:
+            console.print(f"{name} is left out: {error}", style="yellow")
+            del targets[name]
+        time.sleep(_PAUSE)
+    return found
 
 
 def choices() -> list[str]:
@@ -230,11 +236,12 @@ def main() -> None:
         measured = measure(targets, args.rounds, console)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     caption = f"{platform.machine()}, {os.cpu_count()} cores, load at the end {load}"
+    titles = {"vllm": f"vLLM {VLLM}", "llama.cpp": llama_environment.title()}
     title = f"{real_model().stem}, streams of 64 tokens, medians of {args.rounds} rounds (range)"
     columns = next(iter(measured.values()), {})
     table = Table("", *columns, title=title, caption=caption)
     for name, found in measured.items():
-        table.add_row(TITLES.get(name, name), *(cell(values, 0) for values in found.values()))
+        table.add_row(titles.get(name, name), *(cell(values, 0) for values in found.values()))
     Console(width=160).print(table)
 
 

@@ -91,6 +91,7 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
         about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)
         # In the order of the model's classes, if its answers are such.
         about["labels"] = getattr(parts.formatter, "labels", None)
+        about["prompts"] = [*getattr(parts.tokenizer, "prompts", ())]
     return json.dumps(about, ensure_ascii=False)
 
 

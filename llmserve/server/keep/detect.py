@@ -46,7 +46,8 @@ class Detector:
         for model in kept.models.values():
             if not kept.triton.alive:
                 return
-            model.check_folder(kept.folder(model.name), now)
+            if model.state is not State.UNLOADED:
+                model.check_folder(kept.folder(model.name), now)
             if model.alive and model.died_at is not None:
                 model.died(now, f"its process has died: {model.how}")
                 self._quote_log(model)
@@ -68,9 +69,14 @@ class Detector:
             self._give_up(model)
         elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
             # See workarounds.DIED_LOADING.
-            model.died_at = None
-            model.died(now, f"its process died while it was loading: {model.how}")
-            kept.lost(now, f"Triton waits for {model.name}", fault=False)
+            model.died_at, why = None, f"its process died while it was loading: {model.how}"
+            if kept.settings.on_demand and not model.served:
+                # Whoever asks for it has it tried again; the others still answer.
+                model.failed(now, why)
+                kept.want_restart(now, f"Triton waits for {model.name}")
+            else:
+                model.died(now, why)
+                kept.lost(now, f"Triton waits for {model.name}", fault=False)
         elif now - model.since > _RELOAD_BEGINS and not kept.log.progress(0).loading:
             if model.served:
                 kept.lost(now, f"Triton does not load {model.name}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
@@ -138,6 +139,11 @@ class Monitor:
         self._answers: Mapping[str, int] = {}
         self._seconds: Mapping[str, float] = {}
         self._failures: dict[str, list[str]] = {}
+        self._in_flight: Counter[str] = Counter()
+
+    def is_asking_for(self, name: str) -> bool:
+        """Return whether a model has not answered its canary yet."""
+        return self._in_flight[name] > 0
 
     def failing(self, name: str) -> str:
         """Return why a model fails its canaries, or "" if it does not do so repeatedly."""
@@ -167,6 +173,13 @@ class Monitor:
         return bool(busy) or answers.get(name, -1) > self._answers.get(name, -1) >= 0
 
     async def _send_canary(self, model: Watch) -> None:
+        self._in_flight[model.name] += 1
+        try:
+            await self._ask(model)
+        finally:
+            self._in_flight[model.name] -= 1
+
+    async def _ask(self, model: Watch) -> None:
         name, client = model.name, self._client()
         loads = self._evidence.loads(name)
         try:

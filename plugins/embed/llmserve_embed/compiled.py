@@ -24,6 +24,8 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 class OpenVinoNetwork:
     """Runs a model on the CPU; without a ``pooling`` its output are the values themselves."""
 
+    pass_cost = 16
+
     def __init__(
         self, path: Path, pooling: str | None, padding: int, properties: Mapping[str, Any]
     ) -> None:

@@ -21,6 +21,8 @@ class Network(Protocol):
     """A model with what follows it: a value for each row of padded ids."""
 
     padding: int
+    pass_cost: int
+    """What a pass costs however short it is, in tokens: padding that costs more is not worth it."""
 
     def __call__(self, ids: Ids, mask: Ids, segments: Ids) -> npt.NDArray[np.float32]: ...
 
@@ -39,7 +41,7 @@ class Packed:
         """Finish each generation with its value; those of short texts are finished first."""
         del tokenizer
         lengths = [len(generation.prompt_ids) for generation in generations]
-        for positions in packs(lengths, self._batch_tokens):
+        for positions in packs(lengths, self._batch_tokens, self._network.pass_cost):
             together = [generations[position] for position in positions]
             for generation, value in zip(together, self._compute(together), strict=True):
                 generation.finish(value)

@@ -36,6 +36,7 @@ def _command(place: Place) -> Sequence[str]:
         args += ["--triton-metrics", triton.metrics] if triton.metrics else []
     args += ["--host", place.host, "--port", str(place.port), "--grace", str(place.grace)]
     args += ["--supervisor", str(place.status)] if place.status else []
+    args += ["--on-demand"] if place.on_demand and place.status else []
     args += [arg for name in place.models for arg in ("--model", name)]
     args += ["--otlp-endpoint", place.collector] if place.collector else []
     args += ["--keys", str(place.keys)] if place.keys else []

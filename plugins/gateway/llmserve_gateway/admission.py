@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmserve_gateway.errors import ApiError, bad_request
+from llmserve_gateway.errors import ApiError, bad_request, queue_full
 
 if TYPE_CHECKING:
     from llmserve_gateway.catalog import Catalog
@@ -108,10 +108,10 @@ class Admission:
         # Batches are about to make room.
         runs_now = self.running + slots <= self.limits.max_requests and not self._waiting
         if not runs_now and self.waiting + slots > self.limits.max_queue:
-            raise _queue_full(f"{self.running} requests are running and {self.waiting} wait")
+            raise queue_full(f"{self.running} requests are running and {self.waiting} wait")
         in_flight = self.tokens[model]
         if in_flight and in_flight + tokens > self.limits.max_queued_tokens:
-            raise _queue_full(f"prompts of about {in_flight} tokens are in flight")
+            raise queue_full(f"prompts of about {in_flight} tokens are in flight")
 
     async def _wait_for_slots(self, slots: int, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -145,15 +145,6 @@ class Admission:
 def _time_out(turn: asyncio.Future[None], seconds: float) -> None:
     if not turn.done():
         turn.set_exception(ApiError(504, f"no slot was free for {seconds:g} s", code="timeout"))
-
-
-def _queue_full(why: str) -> ApiError:
-    return ApiError(
-        429,
-        f"too many requests: {why}; try again in a second",
-        code="queue_full",
-        headers={"retry-after": "1", "retry-after-ms": "1000"},
-    )
 
 
 async def check_fits(request: ParsedRequest | ValueRequest, catalog: Catalog) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from llmserve.errors import LLMServeError
+from llmserve.errors import LLMServeError, ServerError
 from llmserve.runtime.contract import OPTIONS
+from llmserve.server import ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.routes import BatchRoutes
@@ -127,7 +128,8 @@ class Routes:
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
         names = await self._offered(key)
-        data = await asyncio.gather(*(self._model(name) for name in names))
+        loadable = {report["name"]: report for report in await self._catalog.loadable()}
+        data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
         return _json({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
@@ -135,7 +137,32 @@ class Routes:
         if name not in await self._offered(key):
             what = f"there is no model {name[:200]!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return _json(await self._model(name))
+        return _json(await self._model(name, await self._loadable(name)))
+
+    async def load(self, request: Request, key: Key | None) -> Response:
+        """Load a model now, whatever has failed before, and answer when it is loaded."""
+        return await self._change("load", request, key)
+
+    async def unload(self, request: Request, key: Key | None) -> Response:
+        """Unload a model once its requests are answered; the next one has it loaded again."""
+        return await self._change("unload", request, key)
+
+    async def _change(self, do: str, request: Request, key: Key | None) -> Response:
+        settings = self._gateway.settings
+        if not (key.operator if key else settings.local):
+            what = f"this key may not {do} models" if key else f"to {do} a model takes a key"
+            raise ApiError(403, f"{what}: llmserve key new NAME --operator makes one that may")
+        name: str = Fields(await _body(request)).text("model")
+        self._gateway.check_model(key, name)
+        if await self._loadable(name) is None or not isinstance(settings.supervisor, Path):
+            what = f"there is no model {name[:200]!r} that is loaded on demand"
+            raise ApiError(404, what, param="model", code="model_not_found")
+        order = {"do": do, "model": name}
+        try:
+            await asyncio.to_thread(ask, settings.supervisor, order, settings.request_timeout)
+        except ServerError as error:
+            raise ApiError(503, str(error), param="model", code="model_not_loaded") from None
+        return _json(await self._model(name, await self._loadable(name)))
 
     async def tokenize(self, request: Request, key: Key | None) -> Response:
         """Return the tokens of a text or a conversation, in vLLM's format."""
@@ -151,8 +178,9 @@ class Routes:
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
                 options = replace(tools, choice="auto", named=None).options(options)
-            info = await self._catalog.info(name)
-            options = await self._gateway.tools.place(info, options, tools)
+            async with self._loaded(request, key, name):
+                info = await self._catalog.info(name)
+                options = await self._gateway.tools.place(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
@@ -179,8 +207,9 @@ class Routes:
         self._gateway.check_model(key, parsed.model)
         names = ("messages", "chat_template_kwargs")
         options = {name: parsed.options[name] for name in names if name in parsed.options}
-        info = await self._catalog.info(parsed.model)
-        options = await self._gateway.tools.place(info, options, parsed.tools)
+        async with self._loaded(request, key, parsed.model):
+            info = await self._catalog.info(parsed.model)
+            options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
         return _json({"input_tokens": len(report["ids"])})
 
@@ -227,7 +256,10 @@ class Routes:
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
         running = {replica.url: replica.running for replica in self._gateway.client.all}
-        metrics.update(self._catalog.observed, await self._catalog.supervised(), running)
+        supervised = await self._catalog.supervised()
+        metrics.update(self._catalog.observed, supervised, running)
+        if loads := self._gateway.loads:
+            metrics.update_loads(supervised, loads.waiting)
         metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))
         return Response(metrics.text(key.measured_models if key else ()), media_type=_METRICS_TYPE)
 
@@ -274,21 +306,44 @@ class Routes:
     ) -> dict[str, Any]:
         """Ask a model about a prompt; this costs it as much as reading a prompt to answer it."""
         ((text, options),) = prompt.model_calls()
-        async with self._gateway.admit(key, prompt, self._gateway.timeout(request.headers)):
+        timeout = self._gateway.timeout(request.headers)
+        async with (
+            self._gateway.load(key, prompt, timeout),
+            self._gateway.admit(key, prompt, timeout),
+        ):
             return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:
-        names = [info.name for info in await self._catalog.offered()]
+        names = await self._catalog.names()
         return [name for name in names if key is None or not key.models or name in key.models]
 
-    async def _model(self, name: str) -> dict[str, Any]:
+    def _loaded(
+        self, request: Request, key: Key | None, name: str
+    ) -> AbstractAsyncContextManager[None]:
+        """Keep a model loaded while it is asked something."""
+        timeout = self._gateway.timeout(request.headers)
+        return self._gateway.load(key, ParsedRequest(name, {}), timeout)
+
+    async def _loadable(self, name: str) -> dict[str, Any] | None:
+        reports = await self._catalog.loadable()
+        return next((report for report in reports if report["name"] == name), None)
+
+    async def _model(self, name: str, loadable: Mapping[str, Any] | None) -> dict[str, Any]:
+        fields = loadable and {
+            "loaded": loadable["loaded"],
+            "size": loadable["size"],
+            "state": loadable["state"],
+            "pinned": loadable["pinned"],
+            "why": loadable["why"],
+        }
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
-            "task": (await self._catalog.info(name)).task,
+            "task": loadable["task"] if loadable else (await self._catalog.info(name)).task,
+            **(fields or {}),
         }
 
     async def _model_name(self, fields: Fields, key: Key | None) -> str:
@@ -350,6 +405,8 @@ def make_app(settings: Settings) -> Starlette:
         post("/v1/messages/count_tokens", guarded(routes.count_tokens, anthropic.error_body)),
         post("/tokenize", guarded(routes.tokenize)),
         post("/detokenize", guarded(routes.detokenize)),
+        post("/models/load", guarded(routes.load)),
+        post("/models/unload", guarded(routes.unload)),
         Route("/v1/models", guarded(routes.models)),
         Route("/v1/models/{name:path}", guarded(routes.model)),
         Route("/livez", routes.live),

@@ -95,6 +95,7 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
 )
 @click.option("--open-metrics", is_flag=True, help="Serve metrics without a key.")
 @click.option("--supervisor", type=FILE, hidden=True, help="Control socket of `serve`.")
+@click.option("--on-demand", is_flag=True, hidden=True, help="Whether it loads on demand.")
 @click.option(
     "--tool-parser",
     "tool_parsers",
@@ -205,6 +206,7 @@ def key() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(min=1), help="Rate limit.")
 @click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Rate limit.")
 @click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
+@click.option("--operator", is_flag=True, help="Let it load and unload models.")
 def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 

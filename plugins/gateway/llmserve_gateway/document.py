@@ -118,6 +118,10 @@ _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
     "/score": ("Same as /v1/score", read_score, _PAIR),
     "/classify": ("The labels of texts, as in vLLM", read_classify, {"input": "Hi"}),
 }  # fmt: skip
+_ORDERS = {
+    "/models/load": "Load a model now, if models are loaded on demand",
+    "/models/unload": "Unload a model until it is needed, if models are loaded on demand",
+}
 _GETS = {
     "/v1/models": ("The available models", _JSON),
     "/v1/models/{name}": ("One model", _JSON),
@@ -171,6 +175,9 @@ def make_document(models: Sequence[str], *, batches: bool = False) -> dict[str, 
             fields["prompt"] = {"type": "string"}
         body = {"type": "object", "required": ["model"], "properties": fields,
                 "oneOf": [{"required": [name]} for name in names]}  # fmt: skip
+        paths[path] = {"post": _operation(summary, (_JSON,), body)}
+    for path, summary in _ORDERS.items():
+        body = {"type": "object", "required": ["model"], "properties": {"model": model}}
         paths[path] = {"post": _operation(summary, (_JSON,), body)}
     for path, (summary, media_type) in _GETS.items():
         paths[path] = {"get": _operation(summary, (media_type,) if media_type else ())}

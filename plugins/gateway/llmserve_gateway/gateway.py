@@ -41,6 +41,7 @@ from llmserve_gateway.connections import note_key
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import ParsedRequest, Thinking
 from llmserve_gateway.keys import BatchKey, Key, KeyRing
+from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.openai_requests import BUDGET
 from llmserve_gateway.replicas import Replicas
@@ -87,6 +88,8 @@ class Settings:
     """Whether metrics are served without a key."""
     supervisor: Supervisor = None
     """Who reports the state of the models: the socket of ``serve``, or a function."""
+    on_demand: bool = False
+    """Whether that ``serve`` loads models when a request needs them."""
     canary_interval: float = health.INTERVAL
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -175,7 +178,13 @@ class Gateway:
         self.admission = Admission(settings.limits)
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
-        self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
+        self.loads: Loads | None = None
+        if settings.on_demand and isinstance(settings.supervisor, Path):
+            limit = settings.limits.max_queue
+            self.loads = Loads(settings.supervisor, limit, self.metrics.observe_load)
+        self.catalog = Catalog(
+            lambda: self.client, settings.models, settings.supervisor, self.loads
+        )
         self.tools = ToolFormats(
             self.catalog.chat_template,
             prompt_of=self._prompt_of,
@@ -247,6 +256,26 @@ class Gateway:
             )
 
     @asynccontextmanager
+    async def load(
+        self,
+        key: Key | None,
+        request: AnyRequest,
+        timeout: float | None,
+        reply: Reply | None = None,
+    ) -> AsyncIterator[None]:
+        """Have the model of a request loaded, and keep it, if it is loaded on demand."""
+        if self.loads is None:
+            yield
+            return
+        if key and self.keys:
+            # Who is over its limits has nothing loaded.
+            self.keys.check(key, request.estimated_tokens)
+        comments = request.stream and reply is not None
+        hold = self.loads.hold(request.model, timeout, reply, comments=comments)
+        async with hold:
+            yield
+
+    @asynccontextmanager
     async def admit(
         self, key: Key | None, request: AnyRequest, timeout: float | None
     ) -> AsyncIterator[None]:
@@ -313,8 +342,16 @@ class Gateway:
         self.warn_unknown(request.unknown)
         self.check_model(key, request.model)
         timeout = self.timeout(headers)
-        # A client that disconnects frees its slots, even while its answer is being generated.
-        async with _cancel_on_disconnect(receive), self.admit(key, request, timeout):
+        if isinstance(request, ParsedRequest) and isinstance(dialect, Dialect):
+            # It may fail after a comment has begun the stream.
+            reply.error_event = dialect.new_writer(request, record.id).failure
+        # A client that disconnects frees its slots, even while its answer is being generated. While
+        # its model is loaded it has none, which others need.
+        async with (
+            _cancel_on_disconnect(receive),
+            self.load(key, request, timeout, reply),
+            self.admit(key, request, timeout),
+        ):
             record.admitted = time.perf_counter()
             if timeout is not None:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
@@ -376,7 +413,8 @@ class Gateway:
         if request.at is not None:
             check_cut(request.at, await self.catalog.context_length(info.name))
         try:
-            computed = await compute(self.client, info, request, timeout)
+            prompts = await self.catalog.prompts(info.name) if request.pairs else ()
+            computed = await compute(self.client, info, request, timeout, prompts)
         except ContextLengthError as error:
             failure = from_llmserve(error, request.sent)
             failure.message += "; truncate: true has it cut"

@@ -13,10 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.client import Computed, ModelInfo
-from llmserve.runtime.contract import EMBED, EMBEDDING, INPUT_IDS, LABEL, PROBABILITY, SCORE
+from llmserve.runtime.contract import (
+    EMBED,
+    EMBEDDING,
+    INPUT_IDS,
+    LABEL,
+    PROBABILITY,
+    PROMPT_NAME,
+    SCORE,
+)
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.openai_answers import dump
-from llmserve_gateway.value_requests import Call, ValueRequest
+from llmserve_gateway.value_requests import Call, Texts, ValueRequest
 
 if TYPE_CHECKING:
     from llmserve_gateway.replicas import Replicas
@@ -29,19 +37,39 @@ IDS_AT_ONCE = 64
 _BUSY_SECONDS = 0.005
 """How long a response is written without a pause in which other requests go on."""
 _SHORTEST = 1e-12
+QUESTIONS, DOCUMENTS = ("query",), ("document", "passage", "corpus")
+"""How models call their prompts for questions and for what answers them."""
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 
 async def compute(
-    client: Replicas, info: ModelInfo, request: ValueRequest, timeout: float | None
+    client: Replicas,
+    info: ModelInfo,
+    request: ValueRequest,
+    timeout: float | None,
+    prompts: Sequence[str] = (),
 ) -> Computed:
-    """Return the values of all texts of a request; of pairs of an embedder, how near they are."""
-    if info.task == EMBED and request.pairs is not None:
-        alone = replace(request, texts=request.prompts, pairs=None)
-        return _nearness(await _compute(client, info, alone, timeout), len(request.texts))
-    return await _compute(client, info, request, timeout)
+    """Return the values of all texts of a request; of pairs of an embedder, how near they are.
+
+    ``prompts`` are the names of the model's own: some read questions and documents differently.
+    """
+    if info.task != EMBED or request.pairs is None:
+        return await _compute(client, info, request, timeout)
+    first = _alone(request, request.texts, prompts, QUESTIONS)
+    second = _alone(request, request.pairs, prompts, DOCUMENTS)
+    both = (_compute(client, info, one, timeout) for one in (first, second))
+    return _nearness(*await asyncio.gather(*both))
+
+
+def _alone(
+    request: ValueRequest, texts: Texts, prompts: Sequence[str], names: Sequence[str]
+) -> ValueRequest:
+    """Return a request for the embeddings of one side of its pairs."""
+    name = next((name for name in names if name in prompts), None)
+    chosen = {} if name is None else {PROMPT_NAME.name: name}
+    return replace(request, texts=texts, pairs=None, options={**chosen, **request.options})
 
 
 async def _compute(
@@ -90,12 +118,18 @@ def _joined(parts: Sequence[Computed]) -> Computed:
     return Computed(outputs, tuple(number for count in counts for number in count or ()))
 
 
-def _nearness(computed: Computed, first: int) -> Computed:
-    """Return the cosines of the ``first`` texts, or of one, with the others, as scores."""
+def _nearness(first: Computed, second: Computed) -> Computed:
+    """Return the cosines of texts, or of one, with others, as scores."""
+    one, other = (_directions(computed) for computed in (first, second))
+    tokens = (*(first.input_tokens or ()), *(second.input_tokens or ()))
+    return Computed({SCORE.name: np.sum(one * other, axis=1)}, tokens)
+
+
+def _directions(computed: Computed) -> Array:
     vectors = output(computed, EMBEDDING.name).astype(np.float64)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SHORTEST)
-    scores = np.sum(vectors[:first] * vectors[first:], axis=1)
-    return Computed({SCORE.name: scores}, computed.input_tokens)
+    lengths: Array = np.linalg.norm(vectors, axis=1, keepdims=True)
+    directions: Array = vectors / np.maximum(lengths, _SHORTEST)
+    return directions
 
 
 class ValueWriter:

@@ -11,17 +11,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import Completion
+from llmserve.client import Completion, Computed, ModelInfo
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
+from llmserve.runtime.contract import EMBED
 from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Limits
@@ -332,7 +335,8 @@ def test_a_batch_is_cancelled_with_what_it_has(tmp_path: Path) -> None:
 def test_a_batch_whose_time_is_over_has_an_error_for_each_line_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "read_window", lambda text: 1)
+    # Of whole seconds: at least one is left.
+    monkeypatch.setattr(routes, "read_window", lambda text: 2)
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:
@@ -461,6 +465,36 @@ def test_a_model_that_still_loads_is_waited_for(
         assert (await ended(client, batch)).request_counts.completed == 2
 
     run(model, settings_of(tmp_path), work)
+
+
+class Embedder(Model):
+    all = (SimpleNamespace(url="", running=0),)
+
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        tensors: Any = {"text_input": None, "text_output": None}
+        return ModelInfo(name, "unary", True, 4, tensors, tensors, "0.1", task=EMBED)
+
+    async def compute(self, name: str, texts: list[str], **options: Any) -> Computed:
+        rows = np.array([[len(text), 0.5] for text in texts], np.float32)
+        return Computed({"embedding": rows}, tuple(map(len, texts)))
+
+
+def test_a_batch_asks_for_embeddings_too(tmp_path: Path) -> None:
+    url, texts = "/v1/embeddings", ["a", "abc", ["ab", "abcd"]]
+    asked = [
+        line(str(n), url=url, body={"model": "m", "input": text}) for n, text in enumerate(texts)
+    ]
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await ended(client, await begin(client, asked, endpoint=url))
+        answers = await results(client, batch.output_file_id)
+        found = {
+            name: [one["embedding"] for one in answer["response"]["body"]["data"]]
+            for name, answer in answers.items()
+        }
+        assert found == {"0": [[1, 0.5]], "1": [[3, 0.5]], "2": [[2, 0.5], [4, 0.5]]}
+
+    run(Embedder(), settings_of(tmp_path), work)
 
 
 KINDS = st.sampled_from(["fine", "busy", "near", "refused", "deadly", "slow"])

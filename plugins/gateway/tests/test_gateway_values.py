@@ -231,18 +231,42 @@ def test_scores_are_in_the_order_of_the_texts() -> None:
 def test_an_embedder_compares_by_the_angle_between_embeddings() -> None:
     triton = Models()
     body = {"model": "e", "query": "a", "documents": ["three", "b", "xx"]}
-    results = post("/rerank", body, triton).json()["results"]
-    assert [result["index"] for result in results] == [1, 2, 0]
+    answer = post("/rerank", body, triton).json()
+    assert [result["index"] for result in answer["results"]] == [1, 2, 0]
+    assert answer["usage"]["total_tokens"] == 1 + 5 + 1 + 2
     # Each text once.
-    assert triton.calls == [(["a", "three", "b", "xx"], None)]
+    assert sorted(triton.calls) == [(["a"], None), (["three", "b", "xx"], None)]
     vectors = np.array([[size, -0.1, 1 / 3] for size in (1, 5, 1, 2)])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    scores = [result["relevance_score"] for result in results]
+    scores = [result["relevance_score"] for result in answer["results"]]
     np.testing.assert_allclose(scores, (vectors[0] @ vectors[1:].T)[[1, 2, 0]], atol=1e-6)
     pairs = {"model": "e", "text_1": ["a", "three"], "text_2": ["b", "c"]}
     first, second = post("/score", pairs).json()["data"]
     assert first["score"] == pytest.approx(1)
     assert second["score"] == pytest.approx(vectors[0] @ vectors[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sent", "used"),
+    [
+        (["query", "passage"], {}, [{"prompt_name": "query"}, {"prompt_name": "passage"}]),
+        (["query"], {}, [{"prompt_name": "query"}, {}]),
+        (["query", "other"], {"prompt_name": "other"}, [{"prompt_name": "other"}] * 2),
+        ([], {}, [{}, {}]),
+    ],
+    ids=["both", "one", "chosen", "none"],
+)
+def test_an_embedder_reads_questions_and_documents_with_its_own_prompts(
+    prompts: list[str], sent: dict[str, Any], used: list[dict[str, Any]]
+) -> None:
+    triton: Any = Models()
+    request = read_rerank({"model": "e", "query": "a", "documents": ["b"], **sent})
+
+    async def go() -> None:
+        await compute(triton, await triton.model("e"), request, None, prompts)
+
+    asyncio.run(go())
+    assert triton.requests == used
 
 
 def test_labels_have_probabilities_in_the_order_of_the_classes() -> None:

@@ -27,6 +27,8 @@ from llmserve_openvino.library import openvino as ov
 from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
 
 MODEL = "openvino_model.xml"
+NOT_WRITTEN = 74
+"""The exit status of this program if it has converted the model, and cannot write it."""
 _TOLERANCE = 0.02
 # How far below the likeliest token the compared ones are at most.
 _RANGE = 12
@@ -256,7 +258,12 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         # With bf16, they have been rounded to it.
         store_in_16_bits(converted)
     fp16 = settings["weight_format"] == "fp16"
-    ov.save_model(converted, str(target / MODEL), compress_to_fp16=fp16)
+    try:
+        ov.save_model(converted, str(target / MODEL), compress_to_fp16=fp16)
+    except RuntimeError as error:
+        # What it raises on a full disk does not say so.
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NOT_WRITTEN)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

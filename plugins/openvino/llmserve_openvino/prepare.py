@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from llmserve.plugin import (
     BuildContext,
     ModelSourceError,
     OptionError,
+    OutputError,
     PluginError,
     check_causal,
     draft_context,
@@ -22,6 +24,8 @@ from llmserve.plugin import (
 )
 
 _FOLDER = "openvino"
+_NOT_WRITTEN = 74
+"""As in the converter, whose imports take seconds."""
 _DRAFT = "draft"
 _MODEL = "openvino_model.xml"
 # Only these: the tokenizer is a separate part of the model, whatever its form.
@@ -140,6 +144,12 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
     if process.returncode:
         lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
         reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
+        if process.returncode == _NOT_WRITTEN:
+            free = shutil.disk_usage(context.folder).free / 1e6
+            raise OutputError(
+                f"the converted model cannot be written, with {free:.0f} MB free: {reason}",
+                hint="make some space, or build to another disk",
+            )
         raise ModelSourceError(
             f"{source.asked} could not be converted to OpenVINO: {reason}",
             hint="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "

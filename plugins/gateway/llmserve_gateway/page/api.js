@@ -25,6 +25,12 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
+// Loads or unloads a model that is loaded on demand, and waits until that is done.
+export async function order(path, model, key) {
+  const response = await fetch(path, { method: "POST", headers: headers(key), body: JSON.stringify({ model }) });
+  if (!response.ok) await throwError(response);
+}
+
 export async function metrics(key) {
   const response = await fetch("/metrics", { headers: headers(key) });
   if (!response.ok) await throwError(response);

@@ -26,7 +26,8 @@ export async function refreshModels() {
     for (const list of document.querySelectorAll("select[data-models]")) fill(list);
     at("models").replaceChildren(...models.map(describe));
     const count = models.length;
-    setState(count ? `${count} model${count > 1 ? "s" : ""} ready` : "No model is ready", count ? "ready" : "bad");
+    const ready = models.some((model) => "loaded" in model) ? "on demand" : "ready";
+    setState(count ? `${count} model${count > 1 ? "s" : ""} ${ready}` : "No model is ready", count ? "ready" : "bad");
     at("key-field").hidden ||= !key();
   } catch (error) {
     if (error.status === 401) at("key-field").hidden = false;

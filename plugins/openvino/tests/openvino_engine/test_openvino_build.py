@@ -185,6 +185,19 @@ def test_a_model_that_cannot_be_converted_is_reported_in_one_line(tmp_path: Path
     assert not (tmp_path / "repository").exists()
 
 
+def test_a_full_disk_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    """Files that reach a limit fail as those on a full disk do."""
+    script = (
+        "import resource, sys, llmserve; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2); "
+        "llmserve.build('openvino', 'demo', output=sys.argv[1])"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "repository")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "OutputError: the converted model cannot be written, with " in run.stderr
+    assert not (tmp_path / "repository").exists()
+
+
 def test_a_missing_package_for_compression_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
