@@ -39,6 +39,7 @@ from llmserve_gateway.admission import Admission, Limits, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
+from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import ParsedRequest, Thinking
 from llmserve_gateway.keys import BatchKey, Key, KeyRing
@@ -187,6 +188,9 @@ class Gateway:
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
+        # Of several replicas, `serve` does not say which one's process has died.
+        single = settings.supervisor is not None and len(settings.tritons) == 1
+        self._deaths = Deaths(self.catalog.supervised) if single else None
         self.tools = ToolFormats(
             self.catalog.chat_template,
             prompt_of=self._prompt_of,
@@ -388,7 +392,10 @@ class Gateway:
                 responding = self._stream(exchange) if request.stream else self._whole(exchange)
             with self.metrics.in_flight(info.name, usage):
                 try:
-                    await responding
+                    if self._deaths is None:
+                        await responding
+                    else:
+                        await self._deaths.unless_it_dies(info, responding)
                 finally:
                     record.input_tokens = usage.input_tokens
                     record.output_tokens = usage.output_tokens
