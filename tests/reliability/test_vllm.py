@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,16 @@ class Stream:
             self.error = error
 
 
+@contextmanager
+def begun(serve: Serving) -> Iterator[Any]:
+    """Yield a stream through the gateway that has begun."""
+    body = {"model": MODEL, "prompt": PROMPT, "stream": True, **LONG}
+    url = f"http://{serve.frontend[0]}/v1/completions"
+    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=TIMEOUT) as page:
+        assert page.readline()
+        yield page
+
+
 def answer(serve: Serving) -> str:
     return serve.client.generate(MODEL, PROMPT, max_tokens=16, timeout=TIMEOUT).text
 
@@ -122,10 +132,7 @@ def test_a_request_whose_client_has_gone_is_aborted_in_vllm_within_half_a_second
     for through_gateway in (False, True) * 3:
         (probe / "aborted").unlink(missing_ok=True)
         if through_gateway:
-            body = {"model": MODEL, "prompt": PROMPT, "stream": True, **LONG}
-            url = f"http://{serve.frontend[0]}/v1/completions"
-            with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=TIMEOUT) as page:
-                assert page.readline()
+            with begun(serve):
                 left = time.monotonic()
         else:
             pieces = serve.client.stream(MODEL, PROMPT, **LONG)
@@ -140,9 +147,10 @@ def test_a_request_whose_client_has_gone_is_aborted_in_vllm_within_half_a_second
 
 
 def test_a_killed_model_comes_back_with_the_same_answers(serve: Serving, expected: str) -> None:
-    # Triton does not end what is in flight: it waits for its own deadline.
-    Stream(serve)
-    killed = serve.kill_stub(MODEL)
+    with begun(serve) as page:
+        killed = serve.kill_stub(MODEL)
+        assert b"died while it answered" in page.read()
+    figure("a model in vLLM killed: its stream ends after", time.monotonic() - killed)
     noticed = serve.wait_for(rf"{MODEL}: restarting .*killed by SIGKILL", killed) - killed
     assert answers_again(serve) == expected
     figure("a model in vLLM killed: noticed after", noticed)
