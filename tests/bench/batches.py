@@ -152,11 +152,11 @@ async def measure(
         batch = await client.batches.retrieve(batch.id)
     if batch.output_file_id is None:
         return alone, beside, answered, f"not done after {options.rest:.0f} s more"
-    rate = left / (time.perf_counter() - began)
+    rate = f"{left / (time.perf_counter() - began):.1f} a second alone" if left else "done beside"
     text = (await client.files.content(batch.output_file_id)).text
     names = [json.loads(line)["custom_id"] for line in text.splitlines()]
     assert sorted(names) == sorted(map(str, range(options.requests)))
-    return alone, beside, answered, f"{rate:.1f} a second alone, each line answered once"
+    return alone, beside, answered, f"{rate}, each line answered once"
 
 
 def main() -> None:

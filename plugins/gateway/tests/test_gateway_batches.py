@@ -30,9 +30,10 @@ from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
+from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.gateway import Settings
-from llmserve_gateway.keys import hash_key, new_key, read_keys
+from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
 
 Work = Callable[[openai.AsyncOpenAI], Awaitable[None]]
@@ -465,6 +466,23 @@ def test_a_model_that_still_loads_is_waited_for(
         assert (await ended(client, batch)).request_counts.completed == 2
 
     run(model, settings_of(tmp_path), work)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_request_that_is_cancelled_when_it_has_ended_costs_no_answer(whole: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}", "more_body": not whole})
+        task = asyncio.current_task()
+        assert task
+        task.cancel()
+
+    async def go() -> None:
+        answer = await Call(app, "/v1/completions", b"{}", BatchKey("", "")).answer()
+        assert (answer is not None) == whole
+        await asyncio.sleep(0)
+
+    asyncio.run(go())
 
 
 class Embedder(Model):

@@ -73,7 +73,12 @@ class Call:
 
     async def answer(self) -> Answer | None:
         """Return the answer, or None if the request was left before it."""
-        await self._app(self._scope, self._receive, self._send)
+        # A task of its own: who leaves it may cancel it when it has just ended, and that would hit
+        # whatever the same task does next.
+        asked = asyncio.ensure_future(self._ask())
+        await asyncio.wait([asked])
+        if not asked.cancelled():
+            asked.result()
         if not self._is_whole or self._status == _NO_ANSWER:
             return None
         try:
@@ -81,6 +86,9 @@ class Call:
         except ValueError:
             body = None
         return Answer(self._status, self._headers, body)
+
+    async def _ask(self) -> None:
+        await self._app(self._scope, self._receive, self._send)
 
     async def _receive(self) -> dict[str, Any]:
         if not self._is_read:

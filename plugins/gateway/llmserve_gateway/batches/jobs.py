@@ -19,6 +19,8 @@ class Line:
     request: BatchRequest
     deaths: int = 0
     """How often its model died of it, or beside it."""
+    waits: int = 0
+    """How often its model was not back yet, after it had died."""
     delays: int = 0
     """How often it took too long."""
 

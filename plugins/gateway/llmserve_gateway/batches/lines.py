@@ -132,7 +132,9 @@ class Lines:
             if key is None:
                 self._again(line, _LONGEST_PAUSE)
             elif line.deaths and not await self._is_ready(model):
-                self._again(line, _PAUSE)
+                # Others wait each time: it is asked for less often the longer it is away.
+                self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
+                line.waits += 1
             else:
                 await self._ask(line, key)
         except LLMServeError as error:
@@ -150,11 +152,14 @@ class Lines:
     async def _ask(self, line: Line, key: BatchKey) -> None:
         job, request = line.job, line.request
         body = await in_thread(job.requests.body, request)
+        if job.is_stopped or not (self._is_alone or len(self._calls) < self._room()):
+            # Others have come, or it was told to stop, while the body was read.
+            job.put_back(line)
+            return
         call = Call(self._app, request.endpoint, json.dumps(body).encode(), key)
         self._calls[call] = job
         try:
-            # It may have been told to stop while the body was read.
-            answer = None if job.is_stopped else await call.answer()
+            answer = await call.answer()
         finally:
             del self._calls[call]
         if answer is None:
