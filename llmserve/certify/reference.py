@@ -117,6 +117,27 @@ def walk(
 
     An answer of fewer tokens than ``ended_below`` must end where the model ends it.
     """
+    way = (model, prompt, text, ended_below, most, adjust, banned)
+    found = _walk(*way, strict=False)
+    if not found.forks or "\ufffd" in text.rstrip("\ufffd"):
+        return found
+    # A token with a part of a character fits any text so far: it may have led the wrong way.
+    other = _walk(*way, strict=True)
+    return min(found, other, key=lambda w: (not w.is_complete, w.worst.gap if w.worst else 0.0))
+
+
+def _walk(
+    model: Reference,
+    prompt: Sequence[int],
+    text: str,
+    ended_below: int,
+    most: int,
+    adjust: Adjust | None,
+    banned: frozenset[int],
+    *,
+    strict: bool,
+) -> Walk:
+    """Lead a model along an answer; if ``strict``, only by parts of characters that stand there."""
     import numpy as np
 
     answer: list[int] = []
@@ -142,7 +163,7 @@ def walk(
                 preferred = _shown(model, prompt, answer, best, written)
                 forks.append(Fork(len(answer), gap, preferred, "(the end)"))
             break
-        token = _next(model, prompt, answer, order, written, wanted, banned)
+        token = _next(model, prompt, answer, order, written, wanted, banned, strict)
         likeliest = _shown(model, prompt, answer, best, written)
         if token is None:
             taken = wanted[len(written.rstrip("\ufffd")) :][:20]
@@ -186,6 +207,7 @@ def _next(
     written: str,
     wanted: str,
     banned: frozenset[int],
+    strict: bool,
 ) -> int | None:
     """Return the likeliest token that continues the text, or None."""
     for token in map(int, order):
@@ -193,10 +215,23 @@ def _next(
             continue
         text = model.decode(prompt, [*answer, token])
         stable = text.rstrip("\ufffd")
-        grows = len(stable) > len(written.rstrip("\ufffd")) or len(text) > len(stable)
-        if grows and wanted.startswith(stable):
+        is_part = len(text) > len(stable)
+        grows = len(stable) > len(written.rstrip("\ufffd")) or is_part
+        if not grows or not wanted.startswith(stable):
+            continue
+        if not (strict and is_part) or _completes(model, prompt, [*answer, token], stable, wanted):
             return token
     return None
+
+
+def _completes(
+    model: Reference, prompt: Sequence[int], answer: list[int], stable: str, wanted: str
+) -> bool:
+    """Whether the tokens of the next character complete the part of it that is there."""
+    character = wanted[len(stable) : len(stable) + 1]
+    rest = model.encode(character, special=False) if character else []
+    texts = (model.decode(prompt, [*answer, *rest[at:]]) for at in range(1, len(rest)))
+    return any(wanted.startswith(text) and len(text) > len(stable) for text in texts)
 
 
 def _shown(

@@ -47,7 +47,7 @@ def _equal(exam: Examination) -> None:
         raise NotOffered("no answer has a log-probability for each of its tokens")
     exam.figures |= {"tokens": compared, "largest difference": round(worst, 6)}
     if known := [value for value in divergences if value is not None]:
-        exam.figures["mean KL of the top"] = round(sum(known) / len(known), 7)
+        exam.figures["mean KL of the top"] = max(0.0, round(sum(known) / len(known), 7))
 
 
 def _check_order(tops: list[float]) -> None:
