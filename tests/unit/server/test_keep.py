@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +248,25 @@ def test_a_triton_that_does_not_begin_to_load_is_restarted_for_a_model_that_it_h
     Detector(one, lambda _: None).check(time.monotonic() + 20)
     assert one.triton.state is state
     assert one.models["a"].state is (State.RESTARTING if served else State.FAILED)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_triton_that_waits_for_a_dead_process_is_restarted_for_others_later(
+    folder: Path, on_demand: bool
+) -> None:
+    """What is loaded on demand fails alone; whoever uses the others is answered first."""
+    one = kept(folder, Triton(folder / "log", "a", "b"))
+    one.settings = replace(one.settings, on_demand=on_demand)
+    model = one.models["a"]
+    model.state, model.served, model.died_at, model.how = State.LOADING, False, 1.0, "exit code 1"
+    Detector(one, lambda _: None).check(time.monotonic())
+    assert one.triton.state is (State.READY if on_demand else State.RESTARTING)
+    assert model.state is (State.FAILED if on_demand else State.RESTARTING)
+    assert one.models["b"].alive is on_demand
+    assert (one.restart_wanted is not None) is on_demand
+    one.lost(time.monotonic(), "Triton waits for a", fault=False)
+    assert one.restart_wanted is None
+    assert one.models["b"].state is State.RESTARTING
 
 
 def test_a_dead_model_is_reloaded_with_its_parts_once_its_wait_is_over(folder: Path) -> None:
