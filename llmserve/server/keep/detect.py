@@ -25,6 +25,8 @@ class Detector:
     def __init__(self, kept: Kept, give_up: Callable[[KeptModel], None]) -> None:
         self._kept = kept
         self._give_up = give_up
+        self._loading_at = 0.0
+        """When a model was last being loaded; others begin after it."""
 
     def check(self, now: float) -> None:
         kept = self._kept
@@ -39,6 +41,8 @@ class Detector:
     def _check_models(self, now: float) -> None:
         kept = self._kept
         loading = kept.log.progress(0).loading
+        if loading:
+            self._loading_at = now
         for name, how in kept.stubs.poll(loading).items():
             if name in kept.models:
                 kept.models[name].died_at, kept.models[name].how = now, how
@@ -77,12 +81,13 @@ class Detector:
             else:
                 model.died(now, why)
                 kept.lost(now, f"Triton waits for {model.name}", fault=False)
-        elif now - model.since > _RELOAD_BEGINS and not kept.log.progress(0).loading:
+        elif now - max(model.since, self._loading_at) > _RELOAD_BEGINS:
             if model.served:
                 kept.lost(now, f"Triton does not load {model.name}")
             else:
                 # A new model is not worth the cost of a restart for the others.
                 model.failed(now, "Triton does not begin to load it")
+                self._give_up(model)
 
     def _quote_log(self, ended: Watch) -> None:
         """Report the line of the log that explains what has just ended, if there is one.

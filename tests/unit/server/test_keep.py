@@ -25,6 +25,7 @@ from llmserve.server.keep.supervisor import Supervisor
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import Ports
 
+LOADED = "I1125 15:45:29.9 24669 model_lifecycle.cc:838] \"successfully loaded '{}'\"\n"
 LOADS = 'I1125 15:45:27.965258 24669 model_lifecycle.cc:472] "loading: {}:1"\n'
 
 
@@ -148,6 +149,33 @@ def test_a_triton_that_does_not_unload_a_model_is_restarted_without_it(
     assert lines[-1] == "a: unloaded"
 
 
+def test_an_unload_that_waits_for_a_load_is_no_reason_for_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "_UNLOAD_BEGINS", 0.3)
+    monkeypatch.setattr(orders, "CHECK_INTERVAL", 0.01)
+    triton = Triton(folder / "log", "a", "b")
+    triton.obeys = False
+
+    async def scenario() -> None:
+        one = supervised(folder, triton)
+        with (folder / "log").open("a") as log:
+            log.write(LOADS.format("b"))
+        one.check(time.monotonic())
+        unloading = asyncio.create_task(one.unload("a"))
+        began = time.monotonic()
+        await until(one, lambda: time.monotonic() - began > 0.6)
+        with (folder / "log").open("a") as log:
+            log.write(LOADED.format("b"))
+        await until(one, lambda: time.monotonic() - began > 0.7)
+        assert one.alive
+        triton.ready.remove("a")
+        await until(one, unloading.done)
+        await one.settle()
+
+    asyncio.run(scenario())
+
+
 def test_a_model_of_a_triton_that_does_not_answer_is_not_called_unloaded(folder: Path) -> None:
     triton = Triton(folder / "log", "a", "b")
     triton.hangs = True
@@ -248,6 +276,24 @@ def test_a_triton_that_does_not_begin_to_load_is_restarted_for_a_model_that_it_h
     Detector(one, lambda _: None).check(time.monotonic() + 20)
     assert one.triton.state is state
     assert one.models["a"].state is (State.RESTARTING if served else State.FAILED)
+
+
+def test_a_model_that_waits_for_another_to_load_is_not_taken_for_stuck(folder: Path) -> None:
+    """Triton loads one after the other, and begins with the next only at its next look."""
+    one, given_up = kept(folder, Triton(folder / "log", "a", "b")), list[KeptModel]()
+    detector, now = Detector(one, given_up.append), time.monotonic()
+    one.models["b"].state, one.models["b"].served = State.LOADING, False
+    one.models["b"].since = now
+    with (folder / "log").open("a") as log:
+        log.write(LOADS.format("a"))
+    detector.check(now + 20)
+    with (folder / "log").open("a") as log:
+        log.write(LOADED.format("a"))
+    detector.check(now + 20.5)
+    assert not given_up
+    detector.check(now + 37)
+    assert one.models["b"].state is State.FAILED
+    assert given_up == [one.models["b"]], "it must not be loaded later, when nobody expects it"
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
