@@ -12,6 +12,8 @@ from llmserve.server.workarounds import DEATH_REPORTED
 
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
+_ENDS_WITHIN = 3.0
+"""Seconds within which the process of a model that raised an error ends by itself."""
 _LAST_WORDS = 2.0
 """Seconds before an end in which a line of the log may explain it."""
 
@@ -71,6 +73,11 @@ class Detector:
             else:
                 model.failed(now, f"it failed to load: {why}")
             self._give_up(model)
+        elif model.name in kept.log.raised and not model.served:
+            # Triton reports that when its process has ended, and loads nothing before.
+            model.raised_at = model.raised_at or now
+            if now - model.raised_at > _ENDS_WITHIN:
+                kept.stubs.kill(model.name)
         elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
             # See workarounds.DIED_LOADING.
             model.died_at, why = None, f"its process died while it was loading: {model.how}"

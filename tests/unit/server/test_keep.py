@@ -25,6 +25,10 @@ from llmserve.server.keep.supervisor import Supervisor
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import Ports
 
+RAISED = (
+    "E1125 15:45:27.965258 24669 pb_stub.cc:379] Failed to initialize Python stub: "
+    "ModuleNotFoundError: No module named 'acme'  At:  /x/models/a/1/model.py(6): initialize\n"
+)
 LOADED = "I1125 15:45:29.9 24669 model_lifecycle.cc:838] \"successfully loaded '{}'\"\n"
 LOADS = 'I1125 15:45:27.965258 24669 model_lifecycle.cc:472] "loading: {}:1"\n'
 
@@ -294,6 +298,28 @@ def test_a_model_that_waits_for_another_to_load_is_not_taken_for_stuck(folder: P
     detector.check(now + 37)
     assert one.models["b"].state is State.FAILED
     assert given_up == [one.models["b"]], "it must not be loaded later, when nobody expects it"
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_process_that_goes_on_after_an_error_is_ended_if_it_serves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """Triton would load nothing else meanwhile; of a model that was loaded, another may answer."""
+    one = kept(folder, Triton(folder / "log", "a"))
+    killed: list[str] = []
+    monkeypatch.setattr(one.stubs, "kill", killed.append)
+    detector, now = Detector(one, lambda _: None), time.monotonic()
+    one.models["a"].state, one.models["a"].served, one.models["a"].since = (
+        State.LOADING,
+        served,
+        now,
+    )
+    with (folder / "log").open("a") as log:
+        log.write(LOADS.format("a") + RAISED)
+    detector.check(now)
+    assert killed == [], "it may be about to end"
+    detector.check(now + 4)
+    assert killed == ([] if served else ["a"])
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
