@@ -30,6 +30,8 @@ class KeptModel(Watch):
     died_at: float | None = None
     how: str = ""
     """What ended its process."""
+    raised_at: float | None = None
+    """When it was seen that it cannot be loaded, while its process goes on."""
     parts: tuple[str, ...] = ()
     gone_since: float | None = None
     """When its folder was first seen to be missing."""

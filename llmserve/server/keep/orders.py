@@ -119,6 +119,9 @@ class Orders:
             if kept.server is not server:
                 # It was started without the model.
                 server, since = kept.server, time.monotonic()
+            if kept.log.progress(0).loading:
+                # Triton begins with nothing else before that.
+                since = time.monotonic()
             if kept.triton.alive and kept.log.stuck:
                 # See workarounds.STUCK_STUB.
                 kept.lost(time.monotonic(), f"Triton waits for {name}", fault=False)
@@ -135,8 +138,7 @@ class Orders:
             raise _restarting()
 
     def _does_not_unload(self, since: float) -> bool:
-        kept, late = self._kept, time.monotonic() - since > _UNLOAD_BEGINS
-        return kept.triton.alive and late and not kept.log.progress(0).loading
+        return self._kept.triton.alive and time.monotonic() - since > _UNLOAD_BEGINS
 
     def _may_answer(self, names: Iterable[str]) -> bool:
         """Return whether any model is ready; one of a Triton that hangs may answer later."""

@@ -38,9 +38,10 @@ class Reloader:
         for part in (*model.parts, model.name):
             kept.log.failures.pop(part, None)
             kept.log.unhealthy.discard(part)
+            kept.log.raised.pop(part, None)
             if part in kept.models:
                 kept.models[part].loads = kept.log.loads[part]
-                kept.models[part].died_at = None
+                kept.models[part].died_at = kept.models[part].raised_at = None
             kept.server.renew(part)
 
     def give_up(self, model: KeptModel) -> None:

@@ -112,7 +112,9 @@ class Shelf:
         kept, now = self._kept, time.monotonic()
         model, server = kept.models[name], kept.server
         if model.state is not State.FAILED:
+            # The log may have been read since the last check, which would have given it up.
             model.failed(now, why)
+            self._reloader.give_up(model)
         parts = self._own_parts(model)
         names = (name, *parts)
         await self._orders.wait_until_loaded(parts)
@@ -145,8 +147,9 @@ class Shelf:
     async def _wait_until_ready(self, name: str) -> None:
         """The log says a moment earlier that a model is loaded than it takes requests."""
         kept = self._kept
-        while kept.triton.alive and kept.models[name].alive:
-            if await asyncio.to_thread(kept.server.takes_requests, name):
+        model = kept.models[name]
+        while kept.triton.alive and (model.alive or model.state is State.LOADING):
+            if model.alive and await asyncio.to_thread(kept.server.takes_requests, name):
                 return
             await asyncio.sleep(CHECK_INTERVAL / 5)
 

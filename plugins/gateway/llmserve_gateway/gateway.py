@@ -363,7 +363,7 @@ class Gateway:
         self.warn_unknown(request.unknown)
         self.check_model(key, request.model)
         timeout = self.timeout(headers)
-        if isinstance(request, ParsedRequest) and isinstance(dialect, Dialect):
+        if self.loads and isinstance(request, ParsedRequest) and isinstance(dialect, Dialect):
             # It may fail after a comment has begun the stream.
             reply.error_event = dialect.new_writer(request, record.id).failure
         # A client that disconnects frees its slots, even while its answer is being generated. While

@@ -67,6 +67,8 @@ class Triton:
         self.lingers = False
         self.given_up: list[str] = []
         self.dies = self.stalls = self.mends = False
+        self.is_noticed = True
+        """Whether the check that looks into the log comes before whoever waits."""
         self.kept: Kept
 
     def models(self) -> dict[str, str]:
@@ -86,13 +88,16 @@ class Triton:
             log.write(FAILED.format(name, why) if why else LOADED.format(name))
         self.kept.log.read()
         model = self.kept.models[name]
+        if not why:
+            self.ready.add(name)
+            self.stubs.processes[name] = [1]
+        if not self.is_noticed:
+            return
         if self.mends:
             self.broken = {}
         if why:
             model.failed(1.0, f"it failed to load: {why}")
         else:
-            self.ready.add(name)
-            self.stubs.processes[name] = [1]
             model.loaded(1.0)
 
     def drop(self, name: str) -> None:
@@ -198,6 +203,25 @@ def test_a_model_whose_process_did_not_respond_is_loaded_again(one: One) -> None
         with pytest.raises(ServerError, match="did not respond for a second"):
             await one.shelf.load("c")
         assert one.lines.count("c: is loaded again, since it did not respond") == 2
+
+    go(scenario())
+
+
+def test_what_is_read_in_the_log_before_a_check_is_not_missed(one: One) -> None:
+    """Whoever loads another model reads it as well."""
+
+    async def scenario() -> None:
+        one.triton.is_noticed = False
+        one.triton.broken = {"a": "no weights"}
+        with pytest.raises(ServerError, match="no weights"):
+            await one.shelf.load("a")
+        assert one.triton.given_up == ["a"], "or Triton would try it again and again"
+        assert one.states()["a"] == "failed"
+        loading = asyncio.ensure_future(one.shelf.load("c"))
+        await asyncio.sleep(0.05)
+        assert not loading.done(), "it takes no requests, as far as is known"
+        one.kept.models["c"].loaded(2.0)
+        await loading
 
     go(scenario())
 
