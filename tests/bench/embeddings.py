@@ -46,6 +46,7 @@ LOADS = ((1, 1), (32, 1), (256, 1), (1, 16), (32, 16))
 VARIANTS: dict[str, dict[str, Any]] = {
     "transformers": {"generator": "encoder"},
     "openvino": {"generator": "encoder-openvino"},
+    "openvino, 1 stream": {"generator": "encoder-openvino", "streams": 1},
     "openvino bf16": {"generator": "encoder-openvino", "dtype": "bfloat16"},
     "openvino int8": {"generator": "encoder-openvino", "weight_format": "int8"},
 }
@@ -166,8 +167,8 @@ def measure(
             for load in LOADS:
                 rate = served_rate(targets[name], load, texts, len(listed))
                 measured[name].setdefault(load, []).append(rate)
-                shown = f"{name}, {load[0]} texts, {load[1]} clients: {rate:.0f}"
-                console.print(shown, style="dim")
+                line = f"{name}, {load[0]} texts, {load[1]} clients: {rate:.0f}"
+                console.print(line, style="dim")
     return measured, best
 
 

@@ -109,11 +109,12 @@ async def _client(
                 said = f"broke off: {error!r}"
             if said == "answered":
                 outcome.seconds.append(time.monotonic() - began)
-            kind = "refused, of the broken model" if model == BROKEN and said == "503" else said
+            refused = said.startswith("503")
+            kind = "refused, of the broken model" if model == BROKEN and refused else said
             outcome.counts[kind] += 1
             if kind not in ("answered", "left", "refused, of the broken model"):
                 outcome.problems.append(f"{model}: {said}")
-            if said == "503":
+            if refused:
                 await asyncio.sleep(0.5)
 
 
@@ -124,7 +125,7 @@ async def _ask(
     async with session.post(f"http://{address}/v1/completions", json=body) as response:
         if response.status == 503:
             assert response.headers["retry-after"]
-            return "503"
+            return f"503 {(await response.json())['error']['message'][:200]}"
         if response.status != 200:
             return f"{response.status} {(await response.text())[:200]}"
         if not stream:
@@ -139,7 +140,7 @@ async def _ask(
             event = json.loads(line[6:])
             if "error" in event:
                 is_load = event["error"]["code"] == "model_not_loaded"
-                return "503" if is_load else f"error {event['error']['message'][:200]}"
+                return f"{503 if is_load else 'error'} {event['error']['message'][:200]}"
             pieces += 1
             if leaves and pieces > 2:
                 return "left"
@@ -176,15 +177,17 @@ def soak(
     *,
     memory: float | None = None,
     leaves: bool = False,
+    replicas: int = 1,
 ) -> Outcome:
     """Let clients ask for the models of a folder at random, of which ``place`` may be loaded."""
     outcome = Outcome()
     names = sorted(path.name for path in folder.iterdir() if (path / "config.pbtxt").is_file())
     options = ["--on-demand", "--max-loaded", str(place)]
     options += ["--memory", str(memory / 1e9)] if memory else []
+    options += ["--replicas", str(replicas)]
     serve = Serving(str(folder), *options, "--log", str(folder.parent / "triton.log"))
     try:
-        (triton,) = serve.processes("bin/tritonserver")
+        tritons = {*serve.processes("bin/tritonserver")}
 
         async def run() -> None:
             until = time.monotonic() + seconds
@@ -195,11 +198,13 @@ def soak(
 
         with _sampled(serve, outcome.usage):
             asyncio.run(run())
-        if [*serve.processes("bin/tritonserver")] != [triton]:
+        if {*serve.processes("bin/tritonserver")} != tritons:
             outcome.problems.append("Triton was restarted")
         for name, took in re.findall(r"(\S+): loaded in ([\d.]+) s", serve.output):
             outcome.loads.setdefault(name, []).append(float(took))
         _check(outcome, serve, names, place, memory)
+        if outcome.problems:
+            print(serve.output)
     finally:
         serve.stop()
         serve.close()
@@ -248,6 +253,7 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=6)
     parser.add_argument("--place", type=int, default=2)
     parser.add_argument("--memory", type=float, help="MB that the models may take together")
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--light", action="store_true", help="models without weights")
     parser.add_argument("--leave", action="store_true", help="let some clients leave")
     arguments = parser.parse_args()
@@ -256,7 +262,7 @@ def main() -> int:
         outcome = soak(
             make(Path(folder), arguments.models), arguments.place, arguments.seconds,
             arguments.clients, memory=arguments.memory and arguments.memory * 1e6,
-            leaves=arguments.leave,
+            leaves=arguments.leave, replicas=arguments.replicas,
         )  # fmt: skip
     print(outcome)
     for problem, count in Counter(outcome.problems).most_common(10):

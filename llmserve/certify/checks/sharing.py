@@ -78,7 +78,7 @@ def _lengths(exam: Examination) -> None:
 
 
 class Crowd(NamedTuple):
-    """Requests that ran at once, and their answers in each round; those refused are left out."""
+    """Requests that ran at once, by number, and their answers in each round."""
 
     numbers: list[int]
     asks: list[Ask]
@@ -91,34 +91,34 @@ class Crowd(NamedTuple):
 
 def _crowd(exam: Examination) -> Crowd:
     if "crowd" not in exam.kept:
-        rounds, size = (1, _CROWD // 2) if exam.quick else (_ROUNDS, _CROWD)
-        asks = [exam.greedy(prompt, _SHORT) for prompt in marked(exam.prompts, size)]
-        exam.kept["crowd"] = _without_refused(
-            exam, asks, [exam.gather(asks) for _ in range(rounds)]
-        )
+        exam.kept["crowd"] = _ask_crowd(exam)
     crowd: Crowd = exam.kept["crowd"]
     return crowd
 
 
-def _without_refused(
-    exam: Examination, asks: Sequence[Ask], rounds: Sequence[Sequence[Reply | Refusal]]
-) -> Crowd:
-    """Leave out requests that are refused alone as well."""
-    numbers, answered = [], []
-    for number, (ask, answers) in enumerate(zip(asks, zip(*rounds, strict=True), strict=True)):
-        refused = next((answer for answer in answers if isinstance(answer, Refusal)), None)
-        if refused is None:
-            numbers.append(number)
-            answered.append([answer for answer in answers if isinstance(answer, Reply)])
-        elif not exam.is_refused(ask):
-            words = f"a request is refused beside others ({refused.status}): {refused.words}"
-            raise Broken(words, expected="an answer, as alone", got=refused.words, ask=ask)
-    if not numbers:
-        raise NotOffered("the marked prompts are refused")
-    if len(numbers) < len(asks):
-        exam.note(f"{len(asks) - len(numbers)} of {len(asks)} marked prompts are refused")
-    rows = [list(row) for row in zip(*answered, strict=True)]
-    return Crowd(numbers, [asks[number] for number in numbers], rows)
+def _ask_crowd(exam: Examination) -> Crowd:
+    rounds, size = (1, _CROWD // 2) if exam.quick else (_ROUNDS, _CROWD)
+    asks = [exam.greedy(prompt, _SHORT) for prompt in marked(exam.prompts, size)]
+    numbers = [*range(size)]
+    answered = [exam.gather(asks) for _ in range(rounds)]
+    if any(isinstance(answer, Refusal) for row in answered for answer in row):
+        # What is refused alone as well may fail what is beside it, which is for another check.
+        numbers = [number for number in numbers if not exam.is_refused(asks[number])]
+        if not numbers:
+            raise NotOffered("the marked prompts are refused")
+        asks = [asks[number] for number in numbers]
+        answered = [exam.gather(asks) for _ in range(rounds)]
+    return Crowd(numbers, asks, [_all_answered(asks, row) for row in answered])
+
+
+def _all_answered(asks: Sequence[Ask], answers: Sequence[Reply | Refusal]) -> list[Reply]:
+    found = []
+    for ask, answer in zip(asks, answers, strict=True):
+        if isinstance(answer, Refusal):
+            words = f"a request is refused beside others ({answer.status}): {answer.words}"
+            raise Broken(words, expected="an answer, as alone", got=answer.words, ask=ask)
+        found.append(answer)
+    return found
 
 
 def _usual(

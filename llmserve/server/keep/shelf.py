@@ -20,6 +20,8 @@ _IDLE_SECONDS, _IDLE_WITHIN = 0.3, 12.0
 """For how long a model must not compute before it is unloaded, and how long that is waited for."""
 _BUSY = 0.05
 """The share of the time that a working model uses of a processor."""
+_TRIES = 3
+"""How often a load is tried whose process did not respond to Triton for a second."""
 _LINGERS = 10.0
 """Seconds after which a process of an unloaded model that does nothing is not needed any more."""
 
@@ -45,7 +47,7 @@ class Shelf:
 
     async def load(self, name: str) -> None:
         """Load a model and its parts; raise :class:`ServerError` if that fails."""
-        kept = self._kept
+        kept, tries = self._kept, 0
         while True:
             await self._wait_for_triton()
             if kept.models[name].alive:
@@ -53,18 +55,27 @@ class Shelf:
                 break
             server = kept.server
             try:
+                tries += 1
                 await self._reload(name)
                 break
             except ServerError as error:
                 if kept.stopping or kept.given_up:
                     raise
                 if kept.server is server and kept.triton.alive:
+                    did_not_respond = not kept.log.unhealthy.isdisjoint(self._names(name))
                     await self._take_back(name, error.problem)
+                    if did_not_respond and tries < _TRIES:
+                        # It is not the model's fault if the machine has too much to do (GIVEN_UP).
+                        kept.notify(f"{name}: is loaded again, since it did not respond")
+                        continue
                     raise
                 await self._wait_for_triton()
                 if kept.models[name].state is State.FAILED:
                     raise ServerError(kept.models[name].why) from None
         await self._wait_until_ready(name)
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        return (name, *self._kept.models[name].parts)
 
     async def _reload(self, name: str) -> None:
         kept, seconds = self._kept, self._kept.settings.ready_timeout
@@ -103,6 +114,7 @@ class Shelf:
         if model.state is not State.FAILED:
             model.failed(now, why)
         parts = self._own_parts(model)
+        names = (name, *parts)
         await self._orders.wait_until_loaded(parts)
         for part in parts:
             if (state := kept.models.pop(part, None)) is None:
@@ -111,6 +123,8 @@ class Shelf:
                 self._reloader.give_up(state)
             elif kept.server is server:
                 server.drop(part)
+        await self._reloader.wait_until_given_up()
+        await self._wait_until_ended(names)
 
     def _own_parts(self, model: KeptModel) -> list[str]:
         """Return the parts of a model that no other one that is loaded has."""

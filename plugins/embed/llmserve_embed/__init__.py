@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ _TORCH = (*PLACEMENT_OPTIONS, _BATCH_TOKENS, _MAX_LENGTH)
 _OPENVINO = (
     DTYPE_OPTION,
     Option("device", "auto", "Where the model runs: the CPU."),
-    _BATCH_TOKENS,
+    # Passes that are computed at the same time should end at the same time.
+    replace(_BATCH_TOKENS, default=1024),
     _MAX_LENGTH,
     Option(
         "weight_format",
@@ -60,6 +62,13 @@ _OPENVINO = (
         "",
         "A file of the model in ONNX's or OpenVINO's form, such as onnx/model_qint8_avx512.onnx, "
         "to compute with as it is.",
+    ),
+    Option(
+        "streams",
+        0,
+        "Passes that are computed at the same time, each on its share of the cores; 0 is what "
+        "OpenVINO considers best for many texts, 1 is fastest for a single long one.",
+        minimum=0,
     ),
     Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
 )

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,10 @@ class OpenVinoNetwork:
         self.padding = padding
         self._model = compiled(values_of(read(path), pooling), properties)
         self._types = {port.any_name: port.element_type.to_dtype() for port in self._model.inputs}
-        self._request = self._model.create_infer_request()
+        self.streams: int = self._model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(self.streams):
+            self._idle.put(self._model.create_infer_request())
 
     def __call__(
         self, ids: npt.NDArray[Any], mask: npt.NDArray[Any], segments: npt.NDArray[Any]
@@ -40,15 +44,18 @@ class OpenVinoNetwork:
         named = zip(INPUTS, (ids, mask, segments), strict=True)
         inputs = {name: rows for name, rows in named if name in self._types}
         typed = {name: rows.astype(self._types[name], copy=False) for name, rows in inputs.items()}
+        request = self._idle.get()
         try:
             # Other Python threads can run meanwhile.
-            self._request.infer(typed, share_inputs=True)
+            request.infer(typed, share_inputs=True)
+            # The next pass writes to the same memory.
+            values: npt.NDArray[np.float32] = request.get_output_tensor(0).data.copy()
         except Exception:
-            # A request that failed may be left in any state.
-            self._request = self._model.create_infer_request()
+            # One that failed may be left in any state.
+            request = self._model.create_infer_request()
             raise
-        # The next pass writes to the same memory.
-        values: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data.copy()
+        finally:
+            self._idle.put(request)
         return values
 
 
@@ -60,6 +67,8 @@ def properties(settings: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings["dynamic_quantization"],
     }
+    if streams := settings["streams"]:
+        found["NUM_STREAMS"] = streams
     # OpenVINO has its own threads, and ignores OpenMP's variables for their number.
     if threads := settings["threads"] or int(os.environ.get(contract.THREADS, 0)):
         found["INFERENCE_NUM_THREADS"] = threads
@@ -82,7 +91,7 @@ def _precision(name: str, *, half: bool) -> str:
 
 
 def compiled(model: Any, properties: Mapping[str, Any]) -> Any:
-    options = {"PERFORMANCE_HINT": "LATENCY", **properties}
+    options = {"PERFORMANCE_HINT": "THROUGHPUT", **properties}
     return ov.Core().compile_model(model, "CPU", options)
 
 
@@ -105,8 +114,7 @@ def values_of(model: Any, pooling: str | None) -> Any:
         raise ValueError(f"it reads {', '.join(unknown)}")
     if missing := sorted({*INPUTS[:2]} - names.keys()):
         raise ValueError(f"it does not read {' and '.join(missing)}")
-    wanted = 2 if pooling is None else 3
-    fitting = [port for port in model.outputs if port.partial_shape.rank == wanted]
+    fitting = _logits(model) if pooling is None else _of_rank(model, 3)
     if not fitting:
         what = "logits" if pooling is None else "vectors of tokens"
         raise ValueError(f"it has no output of {what}")
@@ -116,6 +124,18 @@ def values_of(model: Any, pooling: str | None) -> Any:
         values = _POOLINGS[pooling](ops, values, ops.convert(mask, "i64"))
     inputs = [port.get_node() for port in model.inputs]
     return ov.Model([ops.result(values)], inputs, "values")
+
+
+def _of_rank(model: Any, rank: int) -> list[Any]:
+    return [port for port in model.outputs if port.partial_shape.rank == rank]
+
+
+def _logits(model: Any) -> list[Any]:
+    fitting = _of_rank(model, 2)
+    if named := [port for port in fitting if "logits" in port.names]:
+        return named
+    # What gives vectors of tokens has no head: the other output is a pooled vector of the text.
+    return [] if _of_rank(model, 3) else fitting
 
 
 def _constant(ops: Any, *values: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ class Network(Protocol):
     padding: int
     pass_cost: int
     """What a pass costs however short it is, in tokens: padding that costs more is not worth it."""
+    streams: int
+    """How many passes it computes at the same time, each called for in a thread of its own."""
 
     def __call__(self, ids: Ids, mask: Ids, segments: Ids) -> npt.NDArray[np.float32]: ...
 
@@ -36,14 +39,18 @@ class Packed:
         self.context_length: int | None = settings["max_length"]
         self._batch_tokens: int = settings["batch_tokens"]
         self._network = network
+        self._pool = ThreadPoolExecutor(network.streams) if network.streams > 1 else None
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Finish each generation with its value; those of short texts are finished first."""
         del tokenizer
         lengths = [len(generation.prompt_ids) for generation in generations]
-        for positions in packs(lengths, self._batch_tokens, self._network.pass_cost):
-            together = [generations[position] for position in positions]
-            for generation, value in zip(together, self._compute(together), strict=True):
+        divided = packs(lengths, self._batch_tokens, self._network.pass_cost)
+        passes = [[generations[position] for position in positions] for positions in divided]
+        # The values of a pass are sent as soon as those of all shorter texts are.
+        computed = (self._pool.map if self._pool else map)(self._compute, passes)
+        for together, values in zip(passes, computed, strict=True):
+            for generation, value in zip(together, values, strict=True):
                 generation.finish(value)
 
     def _compute(self, generations: Sequence[Generation]) -> npt.NDArray[np.float32]:

@@ -15,7 +15,9 @@ Values = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 class TorchNetwork:
-    """Runs a model on its device."""
+    """Runs a model on its device, which each pass has for itself."""
+
+    streams = 1
 
     def __init__(self, model: Any, values: Values) -> None:
         self._model = model

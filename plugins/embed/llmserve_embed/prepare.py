@@ -58,6 +58,7 @@ def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> 
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": _dtype(context) in ("bfloat16", "float16"),
         "dynamic_quantization": options["dynamic_quantization"],
+        "streams": options["streams"],
         "threads": options["threads"],
     }
 

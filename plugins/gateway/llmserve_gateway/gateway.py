@@ -19,6 +19,7 @@ from llmserve.errors import (
     LLMServeError,
     RequestCancelledError,
     RequestRejectedError,
+    UnreachableError,
 )
 from llmserve.plugin import Address
 from llmserve.runtime.contract import (
@@ -65,6 +66,7 @@ _COUNT_SECONDS = 0.5
 """How long an answer waits for the number of tokens that it has thought."""
 BATCH_KEY = "llmserve.batch_key"
 """Where the scope of a request has the key of its batch."""
+_RECONNECTIONS = 3
 _MANY_TOKENS = 16_384
 """Of larger prompts the gateway knows whether they can fit before it admits them."""
 ENDPOINTS = {
@@ -272,8 +274,23 @@ class Gateway:
             self.keys.check(key, request.estimated_tokens)
         comments = request.stream and reply is not None
         hold = self.loads.hold(request.model, timeout, reply, comments=comments)
-        async with hold:
+        async with hold as waited:
+            if waited:
+                await self._reach(request.model)
             yield
+
+    async def _reach(self, model: str) -> None:
+        """Read about a model that was just loaded, perhaps by a Triton that was restarted."""
+        for _ in range(_RECONNECTIONS):
+            try:
+                await self.client.model(model, refresh=True)
+            except UnreachableError:
+                # A lost connection waits before it is tried again.
+                await self.disconnect()
+            except LLMServeError:
+                return  # It is reported when the model is asked.
+            else:
+                return
 
     @asynccontextmanager
     async def admit(

@@ -40,8 +40,8 @@ class Loads:
         reply: Reply | None = None,
         *,
         comments: bool = False,
-    ) -> AsyncIterator[None]:
-        """Keep a model loaded while the block runs.
+    ) -> AsyncIterator[bool]:
+        """Keep a model loaded while the block runs, which is told whether it had to wait.
 
         Nothing is held if ``serve`` does not offer it. The request is refused if the model is not
         loaded within ``seconds``; a ``reply`` that is a stream may have ``comments`` until then.
@@ -50,7 +50,7 @@ class Loads:
             wait = _Wait(self, model, reply, comments=comments)
             with suppress(ModelNotReadyError):
                 await wait.enter(stack, self._holds.hold, seconds)
-            yield
+            yield wait.is_counted
 
     @asynccontextmanager
     async def hold_if_loaded(self, model: str) -> AsyncIterator[None]:
@@ -82,7 +82,8 @@ class _Wait:
         self._comments = comments
         self._began = time.perf_counter()
         self._place = 0
-        self._is_counted = False
+        self.is_counted = False
+        """Whether the model was not loaded already."""
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
 
@@ -108,17 +109,17 @@ class _Wait:
             # Not cancelled, as it may be sending.
             self._over.set()
             await asyncio.gather(entering, *filter(None, [comments]), return_exceptions=True)
-            if self._is_counted:
+            if self.is_counted:
                 self._loads.uncount(self._model, time.perf_counter() - self._began)
                 if self._reply is not None:
                     self._reply.record.loaded = time.perf_counter()
 
     def _set_place(self, place: int) -> None:
         self._place = place
-        if not self._is_counted and not self._refused.done():
+        if not self.is_counted and not self._refused.done():
             try:
                 self._loads.count(self._model)
-                self._is_counted = True
+                self.is_counted = True
             except ApiError as error:
                 self._refused.set_exception(error)
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx2 as httpx
 import pytest
 
-from llmserve.errors import ModelNotReadyError, ServerError
+from llmserve.errors import ModelNotReadyError, ServerError, UnreachableError
 from llmserve.server.keep.control import listening
 from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve_gateway import loads
@@ -92,12 +92,15 @@ class Triton(gateways.Triton):
         super().__init__()
         self.serve = serve
         self.running = 0
+        self.is_lost = False
         self.all: list[Any] = []
 
     async def models(self) -> list[str]:
         return sorted(self.serve.loaded)
 
     async def model(self, name: str, *, refresh: bool = False) -> Any:
+        if self.is_lost:
+            raise UnreachableError("no Triton answers")
         if name not in self.serve.loaded:
             raise ModelNotReadyError(f"the server does not have {name!r}")
         return await super().model(name, refresh=refresh)
@@ -293,6 +296,23 @@ def test_who_may_loads_and_unloads(tmp_path: Path) -> None:
         async with front(serve, tmp_path) as (client, _):
             assert (await order("load", "absent", "")).status_code == 404
             assert (await order("load", "a", "")).status_code == 200
+
+    asyncio.run(go())
+
+
+def test_a_triton_that_was_restarted_is_reached_by_a_new_connection(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve, connections = Serve("a"), list[int]()
+        async with front(serve, tmp_path) as (client, gateway):
+
+            async def disconnect() -> None:
+                connections.append(1)
+                serve.triton.is_lost = False
+
+            gateway.disconnect = disconnect
+            serve.triton.is_lost = True
+            assert (await chat(client, "a")).status_code == 200
+            assert connections == [1]
 
     asyncio.run(go())
 

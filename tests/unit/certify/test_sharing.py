@@ -10,6 +10,7 @@ import pytest
 from llmserve.certify import Broken, Examination
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.sharing import marked
+from llmserve.certify.endpoint import Refusal
 from llmserve.certify.examination import PROMPTS
 from llmserve.certify.outcome import Undecided
 from tests.scripted import Scripted
@@ -85,6 +86,35 @@ def test_text_of_another_request_is_found() -> None:
 
     with pytest.raises(Broken, match="text of another request"):
         run("no-foreign-text", Examination(Scripted(answer)))
+
+
+def refusing(prompts: Sequence[str], *, beside: Sequence[str] = ()) -> Scripted:
+    """Refuse some prompts always, and others the first time, which is beside others."""
+
+    def answer(prompt: str, asked: int) -> str:
+        if prompt in prompts or (prompt in beside and asked == 1):
+            raise Refusal(500, "too long")
+        before = own(CROWD[4]) if CROWD.index(prompt) == 3 and asked == 3 else ""
+        return before + own(prompt)
+
+    return Scripted(answer)
+
+
+def test_what_is_refused_alone_is_left_out_of_the_crowd() -> None:
+    with pytest.raises(Broken, match="text of another request") as found:
+        run("no-foreign-text", Examination(refusing(CROWD[10:20], beside=CROWD[30:31]), quick=True))
+    assert found.value.ask is not None
+    assert found.value.ask.prompt == CROWD[3]
+
+
+def test_a_refusal_only_beside_others_is_a_fault() -> None:
+    def answer(prompt: str, asked: int) -> str:
+        if prompt == CROWD[5] and asked != 2:
+            raise Refusal(500, "no place")
+        return own(prompt)
+
+    with pytest.raises(Broken, match="refused beside others"):
+        run("own-answer", Examination(Scripted(answer), quick=True))
 
 
 def test_a_penalty_that_changes_nothing_proves_nothing() -> None:

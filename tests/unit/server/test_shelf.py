@@ -66,7 +66,7 @@ class Triton:
         self.dropped: list[str] = []
         self.lingers = False
         self.given_up: list[str] = []
-        self.dies = self.stalls = False
+        self.dies = self.stalls = self.mends = False
         self.kept: Kept
 
     def models(self) -> dict[str, str]:
@@ -86,6 +86,8 @@ class Triton:
             log.write(FAILED.format(name, why) if why else LOADED.format(name))
         self.kept.log.read()
         model = self.kept.models[name]
+        if self.mends:
+            self.broken = {}
         if why:
             model.failed(1.0, f"it failed to load: {why}")
         else:
@@ -180,6 +182,36 @@ def test_a_model_that_fails_leaves_nothing_behind(one: One) -> None:
         one.triton.broken = {}
         await one.shelf.load("b")
         assert one.states()["b"] == "ready"
+
+    go(scenario())
+
+
+def test_a_model_whose_process_did_not_respond_is_loaded_again(one: One) -> None:
+    async def scenario() -> None:
+        one.triton.broken = {"a": "Stub process 'a_0_0' is not healthy."}
+        one.triton.mends = True
+        await one.shelf.load("a")
+        assert one.states()["a"] == "ready"
+        assert "a: is loaded again, since it did not respond" in one.lines
+        one.triton.broken = {"c": "Stub process 'c_0_0' is not healthy."}
+        one.triton.mends = False
+        with pytest.raises(ServerError, match="did not respond for a second"):
+            await one.shelf.load("c")
+        assert one.lines.count("c: is loaded again, since it did not respond") == 2
+
+    go(scenario())
+
+
+def test_what_a_model_that_failed_leaves_is_waited_for(one: One) -> None:
+    async def scenario() -> None:
+        one.triton.broken = {"a": "no weights"}
+        one.stubs.processes["a"] = [1]
+        loading = asyncio.ensure_future(one.shelf.load("a"))
+        await asyncio.sleep(0.05)
+        assert not loading.done(), "its process still takes memory"
+        one.stubs.processes.pop("a")
+        with pytest.raises(ServerError, match="no weights"):
+            await loading
 
     go(scenario())
 

@@ -71,7 +71,9 @@ def converted(model: Path, target: Path, loader: str, pooling: str | None, paddi
             "loader": loader, "padding": padding, "weight_format": "auto", "pickle": False,
             "trust_remote_code": False,
         })  # fmt: skip
-    network = OpenVinoNetwork(target / MODEL, pooling, padding, {"INFERENCE_PRECISION_HINT": "f32"})
+    network = OpenVinoNetwork(
+        target / MODEL, pooling, padding, {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 2}
+    )
     return Packed({"max_length": CONTEXT, "batch_tokens": 64}, network)
 
 
