@@ -201,7 +201,10 @@ class Runner:
             for file in [*self.folder.files.values()]:
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
-                    await in_thread(self.folder.delete, file)
+                    try:
+                        await in_thread(self.folder.delete, file)
+                    except OSError as error:
+                        log.error("%s cannot be deleted: %s", file.id, error)
             await asyncio.sleep(_FILES_PERIOD)
 
 
