@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -73,15 +74,16 @@ class TritonPythonModel:
                 parts = replace(parts, shared=self._shared)
             self._driver.start(parts)
 
-        if getattr(self._driver, "has_thread", False):
-            # OpenMP keeps helper threads for every thread that has computed, until that thread
-            # ends. With this thread's helpers, there would be more threads than cores, and the
-            # driver's would sleep while they briefly wait for each other, which costs a quarter of
-            # all tokens.
-            with ThreadPoolExecutor(1) as loader:
-                loader.submit(start).result()
-        else:
-            start()
+        with _few_collections():
+            if getattr(self._driver, "has_thread", False):
+                # OpenMP keeps helper threads for every thread that has computed, until that thread
+                # ends. With this thread's helpers, there would be more threads than cores, and the
+                # driver's would sleep while they briefly wait for each other, which costs a quarter
+                # of all tokens.
+                with ThreadPoolExecutor(1) as loader:
+                    loader.submit(start).result()
+            else:
+                start()
         # Everything loaded stays in use. Python would scan it repeatedly while all requests wait,
         # and once more at exit, which takes a second in a process with torch.
         gc.collect()
@@ -117,6 +119,20 @@ def _set_environment(component: Mapping[str, Any], folder: Path) -> None:
     # Only some classes have this method.
     if environment := getattr(found, "environment", None):
         os.environ.update(environment(settings, folder))
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage rarely: nearly all of the million objects that a model is made of stay.
+
+    With torch, this saves a twentieth of the time in which a small model loads.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _create(component: Mapping[str, Any], folder: Path) -> Any:

@@ -25,11 +25,19 @@ Load = Callable[..., TritonPythonModel]
 class Stage:
     """A part of an ensemble that holds many objects, as models do."""
 
+    threshold = 0
+
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
         self.objects: list[list[int]] = [[] for _ in range(1000)]
 
     def start(self, parts: Any) -> None:
         self.objects[0].append(1)
+        Stage.threshold = gc.get_threshold()[0]
+
+
+class Failing(Stage):
+    def start(self, parts: Any) -> None:
+        raise ValueError("the weights are cut short")
 
 
 class Newer:
@@ -135,6 +143,21 @@ def test_loaded_objects_are_excluded_from_garbage_collection(
     try:
         load(manifest(Stage))
         assert gc.get_freeze_count() - before > 1000
+    finally:
+        gc.unfreeze()
+
+
+def test_garbage_is_looked_for_rarely_while_a_model_loads_and_as_before_afterwards(
+    load: Load,
+) -> None:
+    before = gc.get_threshold()
+    try:
+        load(manifest(Stage))
+        assert Stage.threshold > 10 * before[0]
+        assert gc.get_threshold() == before
+        with pytest.raises(ValueError, match="cut short"):
+            load(manifest(Failing))
+        assert gc.get_threshold() == before
     finally:
         gc.unfreeze()
 
