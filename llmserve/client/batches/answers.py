@@ -84,6 +84,9 @@ class BatchAnswers:
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 self.sync()
         except OSError as error:
+            # A part of a line would be in the way of the next.
+            with suppress(OSError):
+                os.ftruncate(self._handle, self._size)
             raise _unusable(self.path, error) from None
         self._add(content["custom_id"], line, content["error"] is not None)
 

@@ -45,6 +45,8 @@ from llmserve_gateway.value_requests import (
 from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
 PAGE = Path(__file__).with_name("page")
+_END_SECONDS = 5.0
+"""How long what runs beside requests may take to end."""
 _METRICS_TYPE = "text/plain; version=0.0.4"
 
 CHAT = Dialect(read_chat, ChatWriter)
@@ -392,7 +394,8 @@ def make_app(settings: Settings) -> Starlette:
         yield
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Not without end: before Python 3.12, `wait_for` may lose a cancellation.
+        await asyncio.wait(tasks, timeout=_END_SECONDS)
         if folder is not None:
             folder.close()
         await gateway.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import stat
 import time
 from collections import Counter
@@ -603,6 +605,60 @@ def test_what_cannot_be_done_is_refused_by_name(
 
     run(model, settings_of(tmp_path), work)
     assert not [path for path in tmp_path.rglob("*.part")]
+
+
+def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.02)
+    model, written = Model(), os.write
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "full")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.files.create(file=("x", b"x"), purpose="batch")
+        assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        batch = await begin(client, [line("1", "wait"), line("2", "wait")])
+        await until(lambda: len(model.running) == 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            model.gate.set()
+            await until(lambda: model.asked["wait"] > 4)
+        assert os.write is written
+        assert (await ended(client, batch)).request_counts.completed == 2
+
+    run(model, settings_of(tmp_path), work)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_file_is_deleted_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_FILES_PERIOD", 0.01)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        wanted: Any = {"anchor": "created_at", "seconds": 3600}
+        file = await client.files.create(
+            file=("x", content_of([line("1", "wait")])), purpose="batch", expires_after=wanted
+        )
+        kept = await client.files.create(file=("y", b"y"), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        now = time.time()
+        monkeypatch.setattr(runner, "time", SimpleNamespace(time=lambda: now + 4000))
+        await asyncio.sleep(0.1)
+        assert (await client.files.retrieve(file.id)).id == file.id, "a batch reads it"
+        await client.batches.cancel(batch.id)
+        await ended(client, batch)
+        await until(lambda: not list(tmp_path.rglob(f"{file.id}*")))
+        assert (await client.files.retrieve(kept.id)).id == kept.id
+
+    run(Model(), settings_of(tmp_path), work)
 
 
 def test_lists_come_in_pages(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequests, open_answers
+from llmserve.client import BatchRequests, answer_line, open_answers
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
 from llmserve_cli.group import cli
 
@@ -426,6 +427,29 @@ def test_an_output_that_is_cut_off_anywhere_is_continued(
                 answers.append(line(entry.custom_id))
     requests.close()
     assert (folder / "out").read_bytes() == whole
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in", [request(name) for name in names(3)])
+    requests, written = BatchRequests(source), os.write
+
+    def write_half(handle: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "full")
+        return written(handle, data[: len(data) // 2])
+
+    with open_answers(tmp_path / "out", requests) as answers:
+        answers.append(answer_line("0", status=200))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", write_half)
+            with pytest.raises(UsageError, match="cannot be used: full"):
+                answers.append(answer_line("1", status=200))
+        answers.append(answer_line("2", status=200))
+    with open_answers(tmp_path / "out", requests) as answers:
+        assert [name in answers for name in names(3)] == [True, False, True]
+    requests.close()
 
 
 @contextmanager

@@ -56,10 +56,8 @@ class Runner:
             while True:
                 lines.changed.clear()
                 lines.start()
-                with suppress(asyncio.TimeoutError):
-                    # Lines wait for moments too: for quiet, or until a model is asked again.
-                    period = _PERIOD if self._jobs else None
-                    await asyncio.wait_for(lines.changed.wait(), period)
+                # Lines wait for moments too: for quiet, or until a model is asked again.
+                await any_of(lines.changed, seconds=_PERIOD if self._jobs else None)
         finally:
             watching.cancel()
             await lines.close()
@@ -113,8 +111,7 @@ class Runner:
             owners = [job.batch.owner for job in self._jobs.values()]
             if len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE:
                 return
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), _PERIOD)
+            await any_of(stop, seconds=_PERIOD)
 
     async def _answer(self, batch: Batch) -> None:
         assert self._lines is not None  # noqa: S101
@@ -149,12 +146,7 @@ class Runner:
             if left <= 0:
                 return
             job.changed.clear()
-            waits = [asyncio.ensure_future(event.wait()) for event in (stop, job.changed)]
-            try:
-                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await any_of(stop, job.changed, seconds=left)
 
     async def _finish(self, job: Job) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
@@ -209,8 +201,24 @@ class Runner:
             for file in [*self.folder.files.values()]:
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
-                    await in_thread(self.folder.delete, file)
+                    try:
+                        await in_thread(self.folder.delete, file)
+                    except OSError as error:
+                        log.error("%s cannot be deleted: %s", file.id, error)
             await asyncio.sleep(_FILES_PERIOD)
+
+
+async def any_of(*events: asyncio.Event, seconds: float | None) -> None:
+    """Wait for an event, at most so long.
+
+    Before Python 3.12, ``wait_for`` loses a cancellation that comes together with the event.
+    """
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _append_all(job: Job, error: tuple[str, str]) -> None:
