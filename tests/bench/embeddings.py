@@ -46,7 +46,6 @@ LOADS = ((1, 1), (32, 1), (256, 1), (1, 16), (32, 16))
 VARIANTS: dict[str, dict[str, Any]] = {
     "transformers": {"generator": "encoder"},
     "openvino": {"generator": "encoder-openvino"},
-    "openvino, 1 stream": {"generator": "encoder-openvino", "streams": 1},
     "openvino bf16": {"generator": "encoder-openvino", "dtype": "bfloat16"},
     "openvino int8": {"generator": "encoder-openvino", "weight_format": "int8"},
 }
