@@ -60,7 +60,7 @@ def test_answers_are_those_of_generate(
         assert list(pool.map(ask, CHATS)) == reference.answers
 
 
-def test_a_long_prompt_is_computed_once_and_none_exceeds_the_context(
+def test_a_prompt_of_the_whole_context_is_computed_once(
     served: LiveTriton, models: dict[str, Path], reference: Reference
 ) -> None:
     ask = Questions(served.client, models["int8"].name, reference.text(LONG))
