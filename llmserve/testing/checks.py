@@ -169,10 +169,14 @@ class RecipeChecks:
         try:
             promise.run(exam)
         except Broken as error:
-            words = f"{promise.promise}: {error.words}"
-            self._fail(error.expected, error.got, promise=words, roles=roles)
+            broken = error
         except (NotOffered, Undecided) as error:
             pytest.skip(error.words)
+        else:
+            return
+        # Not while it is handled: pytest would print the first error as well.
+        words = f"{promise.promise}: {broken.words}"
+        self._fail(broken.expected, broken.got, promise=words, roles=roles)
 
     def _still_answers(self, triton: LiveTriton, name: str) -> None:
         answer = self._generate(triton, name, self.prompts[0], max_tokens=4)

@@ -49,7 +49,8 @@ class TransformersTokenizer:
         self.prompts: Mapping[str, str] = settings.get("prompts", {})
         self.default_prompt: str | None = settings.get("default_prompt")
         self._lowercase = bool(settings.get("lowercase", False))
-        self._segments = "token_type_ids" in self._tokenizer.model_input_names
+        # Tokenizers of transformers before 4.34 do not tell.
+        self._segments = "token_type_ids" in getattr(self._tokenizer, "model_input_names", ())
         self._whole: Any = None
 
     @property
