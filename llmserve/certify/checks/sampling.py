@@ -27,6 +27,8 @@ _DRAWS = 128
 _ALPHA = 1e-4
 _SIMULATED = 50_000
 _AT_ONCE = 16
+_TELLING = 2
+"""The prompts whose answers a penalty has to change, if there are so many."""
 _PENALTY = {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 1.8}
 
 
@@ -141,8 +143,9 @@ def _penalty(option: str) -> Callable[[Examination], None]:
 
     def run(exam: Examination) -> None:
         exam.offer(option, size)
-        asks = [exam.greedy(prompt, 2 * _TOKENS, **{option: size}) for prompt in exam.prompts[:4]]
-        plain = [exam.alone(exam.greedy(prompt, 2 * _TOKENS)) for prompt in exam.prompts[:4]]
+        prompts = [*_telling(exam, option), *exam.prompts[:4]][:4]
+        asks = [exam.greedy(prompt, 2 * _TOKENS, **{option: size}) for prompt in prompts]
+        plain = [exam.alone(exam.greedy(prompt, 2 * _TOKENS)) for prompt in prompts]
         answers = exam.together(asks, most=2)
         changed = [a.text != p.text for a, p in zip(answers, plain, strict=True)]
         if exam.reference is not None:
@@ -155,13 +158,32 @@ def _penalty(option: str) -> Callable[[Examination], None]:
     return run
 
 
+def _telling(exam: Examination, option: str) -> list[str]:
+    """Return prompts whose likeliest answers a penalty changes, as far as the model is there."""
+    found: list[str] = []
+    for prompt in exam.prompts if exam.reference else ():
+        ids = exam.model.encode(prompt)
+        free = greedy(exam.model, ids, 2 * _TOKENS)
+        if greedy(exam.model, ids, 2 * _TOKENS, adjust=_adjusted(option, ids)) != free:
+            found.append(prompt)
+        if len(found) == _TELLING:
+            break
+    return found
+
+
+def _adjusted(option: str, prompt: Sequence[int]) -> Adjust:
+    size = _PENALTY[option]
+    if option == "repetition_penalty":
+        return _divide(prompt, size)
+    return _subtract(option, size)
+
+
 def _check_penalty(exam: Examination, option: str, ask: Ask, answer: Reply, plain: Reply) -> None:
     model = exam.model
     ids, size = exam.ids_of(ask), _PENALTY[option]
-    is_division = option == "repetition_penalty"
-    adjust = _divide(ids, size) if is_division else _subtract(option, size)
+    adjust = _adjusted(option, ids)
     # What a division does to the noise of rounding, it does to a tie.
-    margin = exam.margin * (size if is_division else 1)
+    margin = exam.margin * (size if option == "repetition_penalty" else 1)
     if exam.is_explained(exam.walk(ask, answer, adjust=adjust), margin):
         return
     wanted, _ = greedy(model, ids, 2 * _TOKENS, adjust=adjust)

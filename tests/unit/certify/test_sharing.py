@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,7 @@ from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.sharing import marked
 from llmserve.certify.endpoint import Refusal
 from llmserve.certify.examination import PROMPTS
-from llmserve.certify.outcome import Undecided
 from tests.scripted import Scripted
-from tests.toy_server import ToyModel
 
 CROWD = marked(PROMPTS, 64)
 LONG = " there was nothing at all to see"
@@ -115,22 +112,3 @@ def test_a_refusal_only_beside_others_is_a_fault() -> None:
 
     with pytest.raises(Broken, match="refused beside others"):
         run("own-answer", Examination(Scripted(answer), quick=True))
-
-
-def test_a_penalty_that_changes_nothing_proves_nothing() -> None:
-    with pytest.raises(Undecided, match="changes none of 4 answers"):
-        run("presence-penalty", Examination(Scripted(lambda prompt, asked: " yes")))
-
-
-def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> None:
-    class Certain(ToyModel):
-        """Ends every answer at once, whatever is asked."""
-
-        def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
-            scores = super().scores(ids, shift)
-            scores[1] = 100.0
-            return scores
-
-    exam = Examination(Scripted(lambda prompt, asked: ""), Certain())
-    with pytest.raises(Undecided, match="changes none of 4 answers"):
-        run("presence-penalty", exam)
