@@ -57,10 +57,10 @@ build/.docs: .venv/.ready requirements-docs.txt
 release-check: .venv/.ready
 	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$$TAG"
 
-# A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
-# names another GGUF file of it. `make test` tests with it where it can be had.
-real-model: .venv/.demo
-	@$(BIN)/python -m tests.real.model
+# A real chat model of 135 M parameters and a real encoder, fetched once into this user's cache;
+# LLMSERVE_REAL_MODEL names another GGUF file. `make test` tests with them where they can be had.
+real-model: .venv/.ready
+	@$(BIN)/python -m tests.real.model --all
 
 lint: style
 	@$(BIN)/mypy
@@ -85,9 +85,10 @@ build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml 
 	@touch $@
 
 # vLLM for CPUs, in a separate environment of 2 GB: it pins its own PyTorch and transformers.
-test-vllm: .venv/.ready
-	@$(BIN)/python -m tests.vllm_environment
-	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests
+test-vllm:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 found: install one, or name it with PYTHON=..."; exit 1; }
+	@$(PYTHON) -m tests.vllm_environment
+	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests tests/real/test_real_vllm.py tests/reliability/test_vllm.py
 
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
@@ -115,6 +116,7 @@ soak: .venv/.ready
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin iterative
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin openvino
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.streams --seconds $(SOAK)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.on_demand --seconds 300
 	@$(BIN)/pytest -m soak -s
 
 # For a machine behind a firewall that has Python, PyTorch and transformers: all the rest, in a folder.

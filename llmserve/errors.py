@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from llmserve.contract import failures
 
@@ -52,6 +52,16 @@ class ConfigError(LLMServeError):
 
 class ModelSourceError(ConfigError):
     """``--model`` does not name a model that can be served."""
+
+
+class ModelKindError(ModelSourceError):
+    """A model of another kind than the generator is for; it names its ``architectures``."""
+
+    def __init__(
+        self, problem: str, architectures: Iterable[str] = (), *, hint: str | None = None
+    ) -> None:
+        super().__init__(problem, hint=hint)
+        self.architectures = tuple(architectures)
 
 
 class IncompatibleError(ConfigError):
@@ -110,6 +120,13 @@ class ModelNotReadyError(ClientError):
     """The server does not have the model, or has not loaded it yet."""
 
     code = "not_ready"
+    exit_code = 5
+
+
+class NotLoadedError(ClientError):
+    """A model that ``serve --on-demand`` offers, but could not load."""
+
+    code = "not_loaded"
     exit_code = 5
 
 

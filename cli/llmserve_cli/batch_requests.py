@@ -6,16 +6,16 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
-from uuid import uuid4
+from urllib.parse import quote, urlsplit
 
-from llmserve.client import OpenAIApi
+from llmserve.client import BatchRequest, BatchRequests, OpenAIApi, answer_line
+from llmserve.contract.failures import FAILURES
 from llmserve.errors import RequestCancelledError, RequestRejectedError, UnreachableError
-from llmserve_cli.batch_files import Request, Requests
 
 BUSY = (429, 502, 503, 504)
 """The statuses of a server, or of a proxy before it, that may answer the same request later."""
@@ -23,7 +23,8 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 CHECK_SECONDS = 20.0
 BREAKS = 3
-"""How many times a request may break its connection to a server that answers others."""
+"""How many times a request may break a server that answers others; after once, it is alone."""
+_DIED, _MISSING = FAILURES["model_died"], FAILURES["not_ready"]
 
 
 class _BrokenError(OSError):
@@ -37,6 +38,39 @@ class Response:
     body: bytes
 
 
+@dataclass
+class _Tries:
+    """What has come of the attempts to send one request."""
+
+    count: int = 0
+    broken: int = 0
+    pause: float = 0.0
+
+
+class _Turns:
+    """Many requests at a time, or one that may end the server, and then others with it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._alone = 0
+        """How many wait to be alone, or are: nothing else begins meanwhile."""
+
+    @contextmanager
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        with self._changed:
+            self._alone += alone
+            self._changed.wait_for(lambda: not self._running if alone else not self._alone)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._alone -= alone
+                self._changed.notify_all()
+
+
 class Server:
     """A server with OpenAI's API; each thread keeps its connection for its next request."""
 
@@ -47,8 +81,11 @@ class Server:
         self._patience = patience
         self._kept = threading.local()
         self._lock = threading.Lock()
+        self._turns = _Turns()
         self._refused_since: dict[str, float] = {}
         """When each model began to refuse all requests; "" is the server that does not answer."""
+        self._answered: set[str] = set()
+        """The models that have answered: if one is missing later, it is loaded again."""
         self.stopped = threading.Event()
         self.is_proven = False
         """Whether it has answered any: then a request that breaks each time is itself at fault."""
@@ -69,41 +106,78 @@ class Server:
                 hint="give another address with --openai",
             )
 
-    def answer(self, request: Request, body: bytes) -> dict[str, Any]:
+    def answer(self, request: BatchRequest, body: bytes) -> dict[str, Any]:
         """Return the line of the output for a request.
 
         What would affect all other requests too raises instead: a key that is refused, and a server
         that is not reachable for as long as patience lasts.
         """
-        attempt = broken = 0
+        tries = _Tries()
         while True:
-            pause = min(FIRST_PAUSE * 2.0**attempt, LONGEST_PAUSE)
-            try:
-                path = request.endpoint.removeprefix("/v1")
-                response = self._send("POST", path, body, self._timeout)
-            except TimeoutError as error:
-                if self._timeout is None:
-                    raise self._api.unreachable(error) from None
-                return _line(request, None, ("timeout", f"no answer within {self._timeout:g} s"))
-            except (OSError, HTTPException) as error:
-                if isinstance(error, _BrokenError) and self._answers_others():
-                    broken += 1
-                    if broken == BREAKS:
-                        problem = f"the connection broke {broken} times: {error}"
-                        return _line(request, None, ("connection_broken", problem))
-                elif self._gives_up("", pause):
-                    raise self._api.unreachable(error) from None
-            else:
-                self._has_answered("")
-                pause = _pause(response, pause)
-                if response.status not in BUSY:
-                    self._has_answered(request.model)
-                    return self._read(request, response)
-                if self._gives_up(request.model, pause):
-                    return self._read(request, response)
-            attempt += 1
-            if self.stopped.wait(pause):
-                raise RequestCancelledError("the batch has stopped")
+            with self._turns.turn(alone=tries.broken > 0):
+                self._stop_if_asked(0)
+                line = self._attempt(request, body, tries)
+            if line is not None:
+                return line
+            self._stop_if_asked(tries.pause)
+            tries.count += 1
+            while tries.broken and self._is_loading(request.model):
+                # What is still away says nothing of this request.
+                if self._gives_up(request.model, tries.pause):
+                    break
+                self._stop_if_asked(tries.pause)
+
+    def _stop_if_asked(self, seconds: float) -> None:
+        if self.stopped.wait(seconds):
+            raise RequestCancelledError("the batch has stopped")
+
+    def _attempt(self, request: BatchRequest, body: bytes, tries: _Tries) -> dict[str, Any] | None:
+        """Send a request; None if it is to be sent again after its pause."""
+        tries.pause = min(FIRST_PAUSE * 2.0**tries.count, LONGEST_PAUSE)
+        try:
+            path = request.endpoint.removeprefix("/v1")
+            response = self._send("POST", path, body, self._timeout)
+        except TimeoutError as error:
+            if self._timeout is None:
+                raise self._api.unreachable(error) from None
+            problem = f"no answer within {self._timeout:g} s"
+            return answer_line(request.custom_id, error=("timeout", problem))
+        except (OSError, HTTPException) as error:
+            return self._after_break(request, error, tries)
+        self._has_answered("")
+        tries.pause = _pause(response, tries.pause)
+        tries.broken += _has_died(response)
+        is_last = tries.broken == BREAKS or not self._may_answer_later(request, response)
+        if is_last:
+            self._has_answered(request.model)
+        if is_last or self._gives_up(request.model, tries.pause):
+            return self._read(request, response)
+        return None
+
+    def _after_break(
+        self, request: BatchRequest, error: Exception, tries: _Tries
+    ) -> dict[str, Any] | None:
+        if isinstance(error, _BrokenError) and self.is_proven:
+            tries.broken += 1
+            if tries.broken == BREAKS:
+                problem = f"the connection broke {BREAKS} times: {error}"
+                return answer_line(request.custom_id, error=("connection_broken", problem))
+        if not self._answers_others() and self._gives_up("", tries.pause):
+            raise self._api.unreachable(error) from None
+        return None
+
+    def _may_answer_later(self, request: BatchRequest, response: Response) -> bool:
+        if response.status != _MISSING.status:
+            return response.status in BUSY
+        return request.model in self._answered or self._is_loading(request.model)
+
+    def _is_loading(self, model: str) -> bool:
+        """Return whether the server says that a model is not ready; only llmserve's says so."""
+        try:
+            path = f"/readyz/{quote(model)}"
+            return self._send("GET", path, None, CHECK_SECONDS, at_root=True).status == 503
+        except (OSError, HTTPException):
+            return False
 
     def _answers_others(self) -> bool:
         """Whether the server is there and does its work, so that it is not to be waited for."""
@@ -130,22 +204,34 @@ class Server:
         with self._lock:
             self._refused_since.pop(name, None)
 
-    def _read(self, request: Request, response: Response) -> dict[str, Any]:
-        try:
-            body = json.loads(response.body)
-        except (ValueError, RecursionError):
-            body = None
+    def _read(self, request: BatchRequest, response: Response) -> dict[str, Any]:
+        body = _json(response)
+        answered = {"status": response.status, "body": body}
+        answered["request_id"] = response.headers.get("x-request-id", "")
         if response.status == 200 and isinstance(body, dict):
             self.is_proven = True
-            return _line(request, _as_response(response, body), None)
+            self._answered.add(request.model)
+            return answer_line(request.custom_id, **answered)
         if response.status == 200:
-            return _line(request, None, ("bad_answer", "the server's answer is not JSON"))
+            error = ("bad_answer", "the server's answer is not JSON")
+            return answer_line(request.custom_id, error=error)
         refusal = self._api.refusal(response.status, response.body)
         if response.status == 401:
             raise refusal
-        return _line(request, _as_response(response, body), (_code(body), refusal.problem))
+        error = (_code(body) or RequestRejectedError.code, refusal.problem)
+        return answer_line(request.custom_id, **answered, error=error)
 
-    def _send(self, method: str, path: str, body: bytes | None, timeout: float | None) -> Response:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout: float | None,
+        *,
+        at_root: bool = False,
+    ) -> Response:
+        if not at_root:
+            path = urlsplit(self._api.url).path + path
         connection: HTTPConnection | None = getattr(self._kept, "connection", None)
         if connection is not None and connection.sock is not None:
             connection.sock.settimeout(timeout)
@@ -173,7 +259,6 @@ class Server:
         self, connection: HTTPConnection, method: str, path: str, body: bytes | None
     ) -> Response:
         try:
-            path = urlsplit(self._api.url).path + path
             connection.request(method, path, body, self._api.headers())
             response = connection.getresponse()
             headers = {name.lower(): value for name, value in response.getheaders()}
@@ -189,7 +274,7 @@ class Server:
 
 
 def answers(
-    server: Server, requests: Requests, waiting: Sequence[Request], concurrency: int
+    server: Server, requests: BatchRequests, waiting: Sequence[BatchRequest], concurrency: int
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the lines of the output as answers arrive; leaving the loop sends nothing more."""
     left = iter(waiting)
@@ -204,7 +289,8 @@ def answers(
                     request = next(left, None)
                 if request is None:
                     return
-                arrived.put(server.answer(request, requests.body(request)))
+                body = json.dumps(requests.body(request)).encode()
+                arrived.put(server.answer(request, body))
         except BaseException as error:
             arrived.put(error)
         finally:
@@ -223,27 +309,23 @@ def answers(
         server.stopped.set()
 
 
-def _line(
-    request: Request, response: dict[str, Any] | None, error: tuple[str, str] | None
-) -> dict[str, Any]:
-    return {
-        "id": f"batch_req_{uuid4().hex}",
-        "custom_id": request.custom_id,
-        "response": response,
-        "error": None if error is None else {"code": error[0], "message": error[1]},
-    }
+def _json(response: Response) -> Any:
+    try:
+        return json.loads(response.body)
+    except (ValueError, RecursionError):
+        return None
 
 
-def _as_response(response: Response, body: Any) -> dict[str, Any]:
-    request_id = response.headers.get("x-request-id", "")
-    return {"status_code": response.status, "request_id": request_id, "body": body}
-
-
-def _code(body: Any) -> str:
+def _code(body: Any) -> str | None:
     """Return the code of a refusal; servers use a number, a name or nothing."""
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") or error.get("type") if isinstance(error, dict) else None
-    return str(code or RequestRejectedError.code)
+    return str(code) if code else None
+
+
+def _has_died(response: Response) -> bool:
+    """Return whether the process of the model has ended, perhaps because of this request."""
+    return response.status == _DIED.status and _code(_json(response)) == _DIED.api_code
 
 
 def _pause(response: Response, otherwise: float) -> float:

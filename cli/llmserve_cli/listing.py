@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
-from llmserve_cli.terminal import print_json, print_table
+from llmserve_cli.terminal import print_json, print_table, size_in_words
 
 if TYPE_CHECKING:
     from llmserve.builder.store import StoredModel
@@ -33,7 +33,7 @@ class Entry:
 
     def cells(self) -> list[str]:
         built = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.built))
-        return [self.name, self.plugin, _size(self.size), built, self.served, self.source]
+        return [self.name, self.plugin, size_in_words(self.size), built, self.served, self.source]
 
 
 @click.command("list")
@@ -120,15 +120,3 @@ def _source(model: Model) -> str:
 
 def _built(model: Model) -> float:
     return (model.folder / "config.pbtxt").stat().st_mtime
-
-
-def _size(size: int) -> str:
-    """Return a size in words.
-
-    >>> _size(1_500), _size(88_000_000), _size(16_200_000_000)
-    ('1.5 kB', '88 MB', '16.2 GB')
-    """
-    number, units = float(size), ["bytes", "kB", "MB", "GB"]
-    while number >= 1000 and len(units) > 1:
-        number, units = number / 1000, units[1:]
-    return f"{number:.3g} {units[0]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from llmserve.contract.options import MAX_LOGPROBS
+from llmserve.contract.tasks import GENERATE
 from llmserve.errors import (
     LLMServeError,
     OptionError,
@@ -22,6 +22,7 @@ from llmserve.errors import (
     UsageError,
 )
 from llmserve.names import near
+from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
@@ -91,6 +92,18 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
     shell_complete=request_options,
     help="Set any other option of the model (repeatable).",
 )
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    metavar="TEXT",
+    help="For a model that ranks or classifies: a document, or a second text (repeatable).",
+)
+@click.option(
+    "--npy",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="For a model that computes embeddings: write them to this file of numpy.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print answers as JSON, with token counts.")
 def query(
     model: str,
@@ -108,9 +121,13 @@ def query(
     concurrency: int,
     assignments: tuple[str, ...],
     as_json: bool,
+    pairs: tuple[str, ...],
+    npy: Path | None,
     **options: Any,
 ) -> int:
     """Query a served model and print its answer.
+
+    A model that computes embeddings, ranks documents or finds labels prints those.
 
     The prompt is read from standard input if it is missing or -.
 
@@ -119,6 +136,8 @@ def query(
     llmserve query demo "What is the capital of Japan?" --system "Answer in one word."
     llmserve query demo --file prompts.txt --max-tokens 32 --json
     llmserve query demo "Once upon a time" --set repetition_penalty=1.2
+    llmserve query minilm --file texts.txt --npy vectors.npy
+    llmserve query ranker "Where do cats sleep?" --pair "On the sofa." --pair "At noon."
     """
     if stream and (as_json or prompts):
         flag = "--json" if as_json else "--file"
@@ -167,16 +186,26 @@ def query(
             click.echo()
 
     # Servers with OpenAI's API have their own timeouts.
+    lines = read_lines(prompts) if prompts else []
+    text = "" if prompts else read_prompt(prompt, model)
     with closing(client), nullcontext() if openai else _watched(client):
         if assigned and not openai:
             _refuse_unknown(client.model(model), assigned)
+        if not openai and (info := client.model(model)).task not in (GENERATE, ""):
+            from llmserve_cli.values import Asked, query_values
+
+            texts = [line.text for line in lines] if prompts else [text]
+            query_values(client, info, Asked(texts, pairs, options, as_json, npy))
+            return 0
+        if pairs or npy:
+            flag = "--pair" if pairs else "--npy"
+            raise UsageError(f"{model} generates text", hint=f"leave out {flag}")
         if prompts:
-            code = answer_lines(client, read_lines(prompts), ask, concurrency, show)
+            code = answer_lines(client, lines, ask, concurrency, show)
             if cut and not as_json:
                 answers = "1 answer" if cut == 1 else f"{cut} answers"
                 click.echo(f"[{answers} stopped at the limit: --max-tokens]", err=True)
             return code
-        text = read_prompt(prompt, model)
         if as_json or stream is False:
             answer = ask(text)
             _print_answer(answer, as_json)
@@ -224,15 +253,13 @@ def _watched(client: Client) -> Iterator[None]:
 
 def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     """Read ``--set``; it cannot set options that have their own argument."""
-    from llmserve.plugins.options import parse_assignments
-
-    options = parse_assignments(assignments)
+    options = assigned(assignments)
     for key in options:
         if key in taken:
             raise OptionError(f"{key} is given twice", hint="leave it out of --set")
         if key in _NOT_BY_SET:
             raise OptionError(f"--set cannot set {key}", hint="see `llmserve query --help`")
-    return {key: _value(text) for key, text in options.items()}
+    return options
 
 
 def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
@@ -244,15 +271,6 @@ def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
         if info.made_by_llmserve and not is_known:
             hint = near(name, info.inputs.keys() - _NOT_BY_SET)
             raise OptionError(f"{info.name} has no option {name}", hint=hint)
-
-
-def _value(text: str) -> bool | int | float | str:
-    """Interpret numbers, true and false as JSON, and anything else as text."""
-    try:
-        value = json.loads(text, parse_constant=str)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, (bool, int, float)) else text
 
 
 def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.contract.tasks import GENERATE, task_of
 from llmserve.errors import ServerError, UsageError
 from llmserve_cli.building import NAME, PLUGIN, SET, build_flags, build_stored
 from llmserve_cli.chat import SYSTEM, note, talk
@@ -92,6 +93,7 @@ def run(
     if serve_only:
         ctx.invoke(serve, served=str(stored.repository), runtime=runtime, frontend_port=port)
         return
+    _refuse_other_task(stored)
     converses = prompt is None and sys.stdin.isatty()
     with while_importing():
         from llmserve.client import connect
@@ -100,6 +102,15 @@ def run(
             note(_where(server))
         with closing(connect(server.url)) as client:
             talk(client, stored.name, prompt, system=system, check=check, **options)
+
+
+def _refuse_other_task(stored: StoredModel) -> None:
+    manifest = stored.model.manifest
+    if manifest is not None and manifest.task != GENERATE:
+        raise UsageError(
+            f"{stored.name} {task_of(manifest.task).does}, and is nobody to talk to",
+            hint="serve it with --serve-only, then use llmserve query",
+        )
 
 
 def _refuse_unanswerable(prompt: str | None, serve_only: bool) -> None:

@@ -10,7 +10,10 @@ import click
 from llmserve.errors import ModelNotReadyError
 from llmserve_cli.completion import built_models
 from llmserve_cli.servers import REPOSITORY, URL, find_one, find_servers, none_runs
-from llmserve_cli.terminal import print_json, print_table
+from llmserve_cli.terminal import print_json, print_table, size_in_words
+
+_WELL = ("ready", "unloaded")
+"""The states of models that answer, if need be after they are loaded."""
 
 
 @click.command()
@@ -37,13 +40,9 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
             words = [server.status.get("runtime"), server.state, server.status.get("repository")]
             words += [f"log in {log}"] if log else []
             click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
-            rows = [["", "STATE", "RESTARTS", ""]]
-            for item in _items(server.status):
-                note = item["why"] or item.get("failing") or item.get("note") or item.get("url", "")
-                rows.append([item["name"], item["state"], str(item["restarts"]), note])
-            print_table(rows)
+            print_table(_table(server.status))
     items = [item for server in servers for item in _items(server.status)]
-    not_ready = [item["name"] for item in items if item["state"] != "ready"]
+    not_ready = [item["name"] for item in items if item["state"] not in _WELL]
     not_ready += [server.process() for server in servers if server.is_silent]
     if not_ready:
         raise ModelNotReadyError(f"not ready: {', '.join(not_ready)}")
@@ -92,6 +91,19 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
     with Status(f"unloading {model}"):
         ask(server.socket, {"do": "unload", "model": model}, timeout=None)
     click.echo(f"llmserve: {model} is unloaded", err=True)
+
+
+def _table(server: dict[str, Any]) -> list[list[str]]:
+    """Return the rows that show a server; with sizes, if it loads its models on demand."""
+    on_demand = bool(server.get("on_demand"))
+    sizes = ["MEMORY"] if on_demand else []
+    rows = [["", "STATE", *sizes, "RESTARTS", ""]]
+    for item in _items(server):
+        note = item["why"] or item.get("failing") or item.get("note") or item.get("url", "")
+        notes = [*(["pinned"] if item.get("pinned") else []), *([note] if note else [])]
+        sizes = [size_in_words(item["size"]) if item.get("loaded") else ""] if on_demand else []
+        rows.append([item["name"], item["state"], *sizes, str(item["restarts"]), ", ".join(notes)])
+    return rows
 
 
 def _items(server: dict[str, Any]) -> list[dict[str, Any]]:

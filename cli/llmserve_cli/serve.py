@@ -12,16 +12,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import LLMServeError, ServerError
+from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import built_models, what_to_serve
-from llmserve_cli.served import CommandWithFile, served_repository
+from llmserve_cli.on_demand import (
+    at_start,
+    check_runtime,
+    limited,
+    offered_models,
+    on_demand_options,
+    take_on_demand,
+)
+from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository
-    from llmserve.server import LoadProgress, Server, ServerSettings
+    from llmserve.server import LoadProgress, OnDemand, Server, ServerSettings
     from llmserve.server.run.frontend import RunningFrontend
     from llmserve.server.run.loading import Loading
     from llmserve_cli.frontends import RequestedFrontends
@@ -36,7 +45,7 @@ RUNTIME = click.option(
 )
 
 
-@click.command(cls=CommandWithFile)
+@click.command(cls=FileCommand, subject="served", verb="serve", options=options_of)
 @click.argument(
     "served",
     metavar="[REPOSITORY | MODEL]",
@@ -100,8 +109,14 @@ RUNTIME = click.option(
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="File with the API keys that the frontend accepts.",
 )
+@click.option(
+    "--batches",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder in which the frontend keeps files and batches of requests.",
+)
 @click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
+@on_demand_options
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -116,6 +131,7 @@ def serve(
     frontend_host: str | None,
     frontend_port: int | None,
     keys: Path | None,
+    batches: Path | None,
     no_auth: bool,
     otlp_endpoint: str | None,
     **server_options: Any,
@@ -134,11 +150,15 @@ def serve(
     Models that die are reloaded; `llmserve status` shows the state of all. Ctrl-C stops the server
     after finishing requests in flight. A second Ctrl-C stops it at once.
 
+    With --on-demand, all models are offered, and the OpenAI API loads the one that a request names;
+    the one that was not used for longest makes place for it.
+
     \b
     llmserve serve
     llmserve serve model_repository --model demo --port 9000
     llmserve serve gpt2 --plugin hf
     llmserve serve --config llmserve.toml --replicas 2
+    llmserve serve --on-demand --max-loaded 2 --pin demo
     """
     from llmserve.contract.address import Address
     from llmserve.plugins.roles import Place
@@ -154,11 +174,14 @@ def serve(
     repository, models = served_repository(ctx, served, models, plugin, name, assignments)
     recover(repository)
     found = Repository.open(repository)
+    on_demand = take_on_demand(ctx, server_options)
+    offered = offered_models(found, models, on_demand) if on_demand else []
     settings = ServerSettings(
         repository=repository,
         models=found.with_parts(models),
         renewable=True,
         partial=True,
+        on_demand=on_demand is not None,
         mounts=tuple(map(Path, found.references())),
         extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
         **server_options,
@@ -174,9 +197,13 @@ def serve(
             keys=keys and keys.absolute(),
             open=no_auth,
             collector=otlp_endpoint or "",
+            on_demand=on_demand is not None,
+            batches=batches and batches.absolute(),
         ),
     )
-    settings, left_out = _checked(settings, found, frontends)
+    settings, left_out = _checked(settings, found, frontends, on_demand)
+    # Before the pinned models are loaded, which are part of it.
+    on_demand = on_demand and limited(on_demand)
     # Imported only now, so that problems are reported in less than a second.
     from llmserve.server.keep.supervisor import Supervisor
     from llmserve.server.run.loading import Loading
@@ -224,7 +251,11 @@ def serve(
         click.echo(_summary(servers, running), err=True)
         for note in servers[0].notes:
             click.echo(f"llmserve: note: {note}", err=True)
-        supervisor = Supervisor(replicas, servers, running, _notify, control)
+        if on_demand:
+            click.echo(f"  on demand {', '.join(offered)}", err=True)
+        supervisor = Supervisor(
+            replicas, servers, running, _notify, control, on_demand=on_demand, offered=offered
+        )
         # Until the supervisor handles signals, Ctrl-C raises an exception, and there is nothing to
         # wait for yet.
         with suppress(KeyboardInterrupt):
@@ -256,7 +287,10 @@ def _notify(line: str) -> None:
 
 
 def _checked(
-    settings: ServerSettings, repository: Repository, frontends: RequestedFrontends
+    settings: ServerSettings,
+    repository: Repository,
+    frontends: RequestedFrontends,
+    on_demand: OnDemand | None,
 ) -> tuple[ServerSettings, dict[str, str]]:
     """Complete the settings, and report all problems that would prevent a start, at once.
 
@@ -278,6 +312,10 @@ def _checked(
         problems += model_problems
         for name, why in left_out.items():
             _notify(f"{name} is left out: {why}")
+        if on_demand:
+            settings = at_start(settings, repository, on_demand)
+            if refused := check_runtime(settings, repository):
+                problems.append(Problem.of(refused))
     problems += find_problems(settings)
     if settings.repository.is_dir() and (note := note_of_memory(settings)):
         click.echo(f"llmserve: note: {note}", err=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
+from llmserve.plugin import server_file_of
 from llmserve_cli.building import build_file, build_stored
 from llmserve_cli.servers import REPOSITORY_FOLDER
 
@@ -22,40 +22,13 @@ GATEWAY_OPTIONS = {
     "port": "frontend_port",
 }
 """The options of the command that have another name in the gateway's part of a file."""
-_FILE = "llmserve.file"
 
 
-class CommandWithFile(click.Command):
-    """The command, whose options a file may set; those of the command line come first."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            # The parser empties its list.
-            given = self.make_parser(ctx).parse_args(list(args))[0]
-            self._read_file(ctx, given)
-        return super().parse_args(ctx, args)
-
-    def _read_file(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
-        from llmserve.builder.server_file import SERVER_FILE, ServerFile
-
-        # What is not given is None, or a mark of newer versions of click.
-        texts = {name: value for name, value in given.items() if isinstance(value, str)}
-        named, served = texts.get("config"), texts.get("served")
-        if named is None and (served is not None or not Path(SERVER_FILE).is_file()):
-            return
-        if served is not None:
-            raise UsageError(
-                f"--config {named} says what to serve", hint=f"leave out {served}, or --config"
-            )
-        path = Path(named or SERVER_FILE)
-        if not path.is_file():
-            raise UsageError(f"there is no file {path}", hint="name another with --config")
-        if named is None:
-            click.echo(f"llmserve: reading {path}", err=True)
-        file = ServerFile.read(path)
-        renamed = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
-        ctx.default_map = {**(ctx.default_map or {}), **file.serve, **renamed}
-        ctx.meta[_FILE] = file
+def options_of(file: ServerFile) -> dict[str, Any]:
+    """Return the options of the command that a file sets."""
+    gateway = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
+    pinned = {"pinned": file.pinned} if file.pinned else {}
+    return {**file.serve, **gateway, **pinned}
 
 
 def served_repository(
@@ -67,7 +40,7 @@ def served_repository(
     assignments: tuple[str, ...],
 ) -> tuple[Path, tuple[str, ...]]:
     """Return the repository to serve and which of its models to load; build what is missing."""
-    if (file := ctx.meta.get(_FILE)) is not None:
+    if (file := server_file_of(ctx)) is not None:
         return _built_of_file(file, models, plugin or name or assignments)
     return _built_or_given(served, plugin, name, assignments), models
 

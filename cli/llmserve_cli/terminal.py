@@ -33,6 +33,18 @@ def echo_answer(text: str, *, nl: bool = True) -> None:
     click.echo(printable(text) if is_terminal else text, nl=nl, color=not is_terminal)
 
 
+def size_in_words(size: int) -> str:
+    """Return a size in words.
+
+    >>> size_in_words(1_500), size_in_words(88_000_000), size_in_words(16_200_000_000)
+    ('1.5 kB', '88 MB', '16.2 GB')
+    """
+    number, units = float(size), ["bytes", "kB", "MB", "GB"]
+    while number >= 1000 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"
+
+
 def print_json(content: Any, *, indent: int | None = 2) -> None:
     click.echo(json.dumps(content, indent=indent, ensure_ascii=False))
 

@@ -40,8 +40,9 @@ def explain_usage(error: click.ClickException) -> str:
         return f"{command} needs {_name(error.param)}: {hint}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         if isinstance(error.param.type, click.Choice):
-            value, choices = error.message.split(" is not ")[0], ", ".join(error.param.type.choices)
-            return f"{_name(error.param)} cannot be {value}: choose one of {choices}"
+            value = error.message.split(" is not ")[0]
+            every = ", ".join(error.param.type.choices)
+            return f"{_name(error.param)} cannot be {value}: choose one of {every}"
         return f"{_name(error.param)}: {_one_line(error.message)}"
     text = _one_line(error.format_message())
     # Messages of click itself start with a capital letter and do not name a fix.

@@ -22,11 +22,12 @@ from llmserve.builder.plan import (
     needed_packages,
 )
 from llmserve.contract.shared_stream import NUMBER
-from llmserve.errors import PluginError
+from llmserve.contract.tasks import GENERATE, TOKENS
+from llmserve.errors import ModelKindError, PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, remedy
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.roles import Assemble
+from llmserve.plugins.roles import Assemble, Generator, Recipe
 from llmserve.problems import Problem
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
@@ -86,7 +87,7 @@ def build_spec(
     for notice in plan.notices:
         report(notice)
     packages = needed_packages(plan)
-    inputs = plan.inputs
+    inputs, outputs = plan.inputs, [tensor for tensor, _ in plan.outputs]
     check_output(spec.output, [name], force=spec.force)
     # Publishing checks this again under its lock; check it here too, before large files are copied.
     dockerfile.updated(Repository.open(spec.output), {name: None}, newest=name)
@@ -106,13 +107,13 @@ def build_spec(
             source_kind=plan.generator.source,
             scratch=stage / SCRATCH,
         )
-        if assemble := plan.generator.assemble:
-            drafts = _prepare_ensemble(plan, context, inputs, packages, assemble)
-        else:
+        if not plan.generator.assemble:
             modelconfig.add_inputs(context.config, inputs)
-            outputs = (*plan.formatter.outputs, *plan.generator.outputs)
             modelconfig.add_outputs(context.config, outputs)
-            drafts = [_prepare_fused(plan, context, packages)]
+        try:
+            drafts = _prepare(plan, context, inputs, packages)
+        except ModelKindError as error:
+            raise _with_recipes(error, registry) from None
         write(drafts, wheels_in(stage / WHEELS))
         # Trying the imports takes seconds, so a build does it only where packages conflict.
         staged = Repository.open(stage / MODELS)
@@ -160,6 +161,27 @@ def _vendor(
             else:
                 report(f"{package} has compiled parts: put its wheel for the image there yourself")
     make_wheels(chosen, folder, report=report)
+
+
+def _prepare(
+    plan: Plan, context: BuildContext, inputs: Sequence[Tensor], packages: Mapping[str, str]
+) -> list[Draft]:
+    """Prepare the model, after the models that it consists of, if it is an ensemble."""
+    if assemble := plan.generator.assemble:
+        return _prepare_ensemble(plan, context, inputs, packages, assemble)
+    return [_prepare_fused(plan, context, packages)]
+
+
+def _with_recipes(error: ModelKindError, registry: Registry) -> ModelKindError:
+    """Name the recipes that serve models of this kind, unless a remedy is named."""
+    generators = {
+        generator.name
+        for generator in registry.all(Generator)
+        if any(name.endswith(generator.architectures) for name in error.architectures)
+    }
+    recipes = [r.name for r in registry.all(Recipe) if r.generator in generators]
+    hint = f"build it with --plugin {' or '.join(sorted(recipes))}" if recipes else None
+    return ModelKindError(error.problem, error.architectures, hint=error.hint or hint)
 
 
 def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Draft:
@@ -279,19 +301,23 @@ def _shared_streams(plan: Plan, context: BuildContext) -> dict[str, int]:
 
 def contract_of(plan: Plan) -> dict[str, Any]:
     """Return what the runtime must know about requests besides the configured tensors."""
-    return {
+    described: dict[str, Any] = {
         "inputs": sorted(tensor.name for tensor in plan.inputs),
-        "defaults": {option.name: plan.options[option.name] for option in REQUEST_OPTIONS},
+        "defaults": {o.name: plan.options.get(o.name, o.default) for o in REQUEST_OPTIONS},
         "extras": sorted(plan.extras),
-        # The formatter always fills in its own outputs, and the generator's if their data is there.
         "outputs": [
             {
                 "name": tensor.name,
                 "data_type": tensor.data_type,
                 "dims": tensor.dims,
                 "optional": optional,
+                **({"vector": True} if tensor.vector else {}),
             }
-            for component, optional in ((plan.formatter, False), (plan.generator, True))
-            for tensor in component.outputs
+            for tensor, optional in plan.outputs
         ],
     }
+    if plan.formatter.task != GENERATE:
+        described["task"] = plan.formatter.task
+    if plan.generator.answers != TOKENS:
+        described["answers"] = plan.generator.answers
+    return described

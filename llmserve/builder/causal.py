@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.source import ModelSource
 from llmserve.builder.source_files import check_intact, weight_files
-from llmserve.errors import ModelSourceError, OptionError
+from llmserve.errors import ModelKindError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option
 
 if TYPE_CHECKING:
@@ -58,17 +60,19 @@ def place_instances(config: ModelConfig, device: str, count: int) -> None:
         )
 
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-
-
 def place_causal_model(context: BuildContext) -> dict[str, Any]:
     """Check the model, place its weights and configure where it runs.
 
     Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator must have
     ``PLACEMENT_OPTIONS``.
     """
+    check_causal(context.source, trust_remote_code=bool(context.options["trust_remote_code"]))
+    return place_model(context)
+
+
+def place_model(context: BuildContext) -> dict[str, Any]:
+    """Place the weights of a model of any kind, and configure where it runs."""
     options = context.options
-    check_causal(context.source, trust_remote_code=bool(options["trust_remote_code"]))
     place_instances(context.config, str(options["device"]), int(options["instances"]))
     pickle = bool(options["pickle"])
     return {
@@ -79,19 +83,47 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of model: how its architectures are called, and what of transformers loads it."""
+
+    words: str
+    suffixes: tuple[str, ...]
+    loader: str
+    mapping: str
+    """The mapping in transformers with the types of models that the loader knows."""
+
+
+CAUSAL = ModelKind(
+    "a causal language model", ("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+)  # fmt: skip
+ENCODER = ModelKind(
+    "a model that makes embeddings", ("Model", "ForMaskedLM", "ForPreTraining", "ForCausalLM"),
+    "AutoModel", "MODEL_MAPPING_NAMES",
+)  # fmt: skip
+CLASSIFIER = ModelKind(
+    "a model that labels texts", ("ForSequenceClassification",),
+    "AutoModelForSequenceClassification",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+)  # fmt: skip
+
+
 def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
     """Refuse damaged models, models of other kinds, and code that the user has not allowed."""
+    check_kind(source, CAUSAL, trust_remote_code=trust_remote_code)
+
+
+def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool) -> None:
+    """The same for any kind; a model that names its architectures is of the kind that they say."""
     # Without this, a plugin that loads the model to convert it would report a library's error.
     check_intact(weight_files(source, pickle=False))
     config = source.config()
     names = config.get("architectures") or []
-    has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
-    if not has_code and any(name.endswith(_CAUSAL) for name in names):
+    has_code = kind.loader in (config.get("auto_map") or {})
+    if not has_code and any(name.endswith(kind.suffixes) for name in names):
         return
-    # Importing transformers takes a second, so it is done only if the name is not sufficient.
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if (kind is CAUSAL or not names) and _loads(config, kind):
         return
     if has_code and trust_remote_code:
         return
@@ -100,5 +132,17 @@ def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
             f"{source.asked} ships with its own Python code",
             hint="read it, then allow it with --set trust_remote_code=true",
         )
-    kind = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
-    raise ModelSourceError(f"{source.asked} is not a causal language model: it is {kind}")
+    found = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
+    raise ModelKindError(f"{source.asked} is not {kind.words}: it is {found}", names)
+
+
+def _loads(config: Mapping[str, Any], kind: ModelKind) -> bool:
+    """Whether transformers has a class of the kind for a model of this type."""
+    # Importing transformers takes a second, so it is done only if the name is not sufficient.
+    from transformers.models.auto import modeling_auto
+
+    known = config.get("model_type")
+    # It has a causal class for encoders too, which would continue texts with nonsense.
+    masks = known in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    is_encoder = kind is CAUSAL and masks and not config.get("is_decoder")
+    return known in getattr(modeling_auto, kind.mapping) and not is_encoder

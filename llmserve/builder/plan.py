@@ -13,7 +13,8 @@ from typing import Any
 
 from llmserve.builder.context import BuildContext
 from llmserve.contract.options import DEFAULT_LENGTH, FORMS, OPTIONS
-from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, Tensor
+from llmserve.contract.tasks import TOKENS
+from llmserve.contract.tensors import MESSAGES, PROMPT_REPORT, TEXT_INPUT, TEXT_PAIR, Tensor
 from llmserve.errors import (
     TRACEBACK,
     IncompatibleError,
@@ -132,11 +133,17 @@ PARTS: Mapping[str, type[Component]] = {
 """The roles that make up a model, in the order in which a request passes through them."""
 CONTRACT = frozenset(OPTIONS) | {
     tensor.name
-    for tensor in (TEXT_INPUT, MESSAGES, *(t for row in OPTIONS.values() for t in row.inputs))
+    for tensor in (
+        TEXT_INPUT,
+        TEXT_PAIR,
+        MESSAGES,
+        *(t for row in OPTIONS.values() for t in row.inputs),
+    )
 }
 """The input names that every model recognizes, whether it accepts them or not."""
 
 _FORMS = frozenset(tensor.name for tensor in FORMS)
+_OF_TOKENS = frozenset(name for name, row in OPTIONS.items() if row.of_tokens)
 
 
 @dataclass(frozen=True)
@@ -196,13 +203,17 @@ class Plan:
         """The model's inputs: the text, and the inputs of each component.
 
         If the generator cannot be constrained, the formatter's inputs for that are left out, except
-        those that the generator declares itself, and requests with them are refused.
+        those that the generator declares itself, and requests with them are refused. So are the
+        options that only an answer of tokens can have, if it answers with values.
         """
         of_generator = {tensor.name for tensor in self.generator.inputs}
         left_out = (_own(self.formatter) | _FORMS) - of_generator
+        impossible = frozenset() if self.generator.answers == TOKENS else _OF_TOKENS
         tensors = {TEXT_INPUT.name: TEXT_INPUT}
         for role, component in self.components():
             for tensor in component.inputs:
+                if tensor.name in impossible:
+                    continue
                 if tensor.name in left_out and not self.generator.constrains:
                     continue
                 if tensors.setdefault(tensor.name, tensor) != tensor:
@@ -214,6 +225,16 @@ class Plan:
         if MESSAGES.name in tensors:
             tensors[TEXT_INPUT.name] = replace(TEXT_INPUT, optional=True)
         return list(tensors.values())
+
+    @property
+    def outputs(self) -> list[tuple[Tensor, bool]]:
+        """The model's outputs, each with whether a response may be without it.
+
+        The formatter always fills in its own, and the generator's if their data is there.
+        """
+        report = () if self.generator.answers == TOKENS else (PROMPT_REPORT,)
+        always = [(tensor, False) for tensor in self.formatter.outputs]
+        return always + [(tensor, True) for tensor in (*report, *self.generator.outputs)]
 
 
 def _own(component: Component) -> frozenset[str]:
@@ -241,6 +262,7 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     chosen = {role: getattr(spec, role) for role in PARTS}
     components = _components(recipe, registry, chosen)
     _check_mode(components["generator"], components["batching"], registry)
+    _check_answers(components["generator"], components["formatter"], registry)
     options = _options(recipe, components.values(), unmodified=not any(chosen.values()))
     registered = {"recipe": recipe, **components}
     plugins = {role: registry.plugin_of(component) for role, component in registered.items()}
@@ -307,7 +329,10 @@ def _options(
 
     If a component was replaced, the recipe may have defaults for options of the original one.
     """
-    options = {option.name: option for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS)}
+    components = list(components)
+    of_tokens = all(getattr(component, "answers", TOKENS) == TOKENS for component in components)
+    known = (*SOURCE_OPTIONS, *(REQUEST_OPTIONS if of_tokens else ()))
+    options = {option.name: option for option in known}
     for component in components:
         for option in component.options:
             if options.setdefault(option.name, option) != option:
@@ -333,5 +358,16 @@ def _check_mode(generator: Generator, batching: Batching, registry: Registry) ->
     fits = sorted(other.name for other in registry.all(Batching) if other.mode in generator.modes)
     raise IncompatibleError(
         f"generator {generator.name!r} cannot be driven by batching {batching.name!r}",
+        hint=f"choose one of {', '.join(fits)}" if fits else "choose another --plugin",
+    )
+
+
+def _check_answers(generator: Generator, formatter: Formatter, registry: Registry) -> None:
+    if generator.answers == formatter.answers:
+        return
+    fits = sorted(f.name for f in registry.all(Formatter) if f.answers == generator.answers)
+    raise IncompatibleError(
+        f"generator {generator.name!r} answers with {generator.answers}, and formatter "
+        f"{formatter.name!r} formats {formatter.answers}",
         hint=f"choose one of {', '.join(fits)}" if fits else "choose another --plugin",
     )

@@ -31,6 +31,7 @@ MODEL = {
     "plugin": Key("text", "The plugin to build with; by default the best one for the device."),
     **{role: Key("text", f"A {role} instead of the plugin's.") for role in PARTS},
     "options": Key("options", "The options of the build, as llmserve plugins NAME lists them."),
+    "pin": Key("flag", "With on_demand: whether it is loaded from the start, and stays."),
 }
 SERVE = {
     "runtime": Key("text", "auto, embedded, binary or docker."),
@@ -40,6 +41,10 @@ SERVE = {
     "metrics_port": Key("whole", "The port of Triton's metrics; 0 for any free one."),
     "replicas": Key("whole", "The number of Tritons behind one frontend."),
     "grace": Key("number", "Seconds that requests in flight have at the end."),
+    "on_demand": Key("flag", "Whether models are loaded when a request needs them."),
+    "max_loaded": Key("whole", "With on_demand: how many models may be loaded at once."),
+    "memory": Key("number", "With on_demand: how many GB of memory all models may take."),
+    "unload_after": Key("number", "With on_demand: unload a model unused for so many seconds."),
     "log_file": Key("path", "The log file of Triton."),
     "otlp_endpoint": Key("text", "Where to send traces (OTLP over HTTP)."),
 }
@@ -48,6 +53,7 @@ GATEWAY = {
     "host": Key("text", "The address to listen on; by default that of serve."),
     "port": Key("whole", "The port; by default 8080, 0 for any free one."),
     "keys": Key("path", "The file with the API keys that are accepted."),
+    "batches": Key("path", "The folder of files and batches of requests; none without it."),
     "no_auth": Key("flag", "Whether to accept requests without a key on any address."),
 }
 TOP = {
@@ -78,6 +84,7 @@ class ServerFile:
     models: Mapping[str, BuildSpec] = field(default_factory=dict)
     serve: Mapping[str, Any] = field(default_factory=dict)
     gateway: Mapping[str, Any] = field(default_factory=dict)
+    pinned: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> ServerFile:
@@ -100,6 +107,7 @@ class ServerFile:
             },
             _checked(path, "serve", top.get("serve", {}), SERVE),
             _checked(path, "gateway", top.get("gateway", {}), GATEWAY),
+            tuple(name for name, entry in top.get("models", {}).items() if entry.get("pin")),
         )
 
 

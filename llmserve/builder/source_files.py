@@ -142,13 +142,14 @@ def check_code(files: Iterable[Path], *, trusted: bool) -> None:
     for file in files:
         if not file.name.endswith("config.json"):
             continue
-        config = read_object(file)
+        # Some models have lists of other things in files of such a name.
+        config = read_object(file) if file.name in _OBJECTS else read_json(file)
         if kernels := kernels_elsewhere(config):
             raise ModelSourceError(
                 f"{file.name} takes its Python code from {kernels}, without a pinned version",
                 hint="remove that entry from the file",
             )
-        if trusted and (elsewhere := _code_elsewhere(config)):
+        if trusted and isinstance(config, dict) and (elsewhere := _code_elsewhere(config)):
             raise ModelSourceError(
                 f"{file.name} takes its Python code from {elsewhere}, without a pinned version",
                 hint="save the model and that code into one folder, and name the folder",

@@ -1,5 +1,12 @@
 from llmserve.client.aio import CALL_HEADERS as CALL_HEADERS
 from llmserve.client.aio import AsyncClient as AsyncClient
+from llmserve.client.batches.answers import BatchAnswers as BatchAnswers
+from llmserve.client.batches.answers import answer_line as answer_line
+from llmserve.client.batches.answers import open_answers as open_answers
+from llmserve.client.batches.requests import BATCH_ENDPOINTS as BATCH_ENDPOINTS
+from llmserve.client.batches.requests import BatchFileError as BatchFileError
+from llmserve.client.batches.requests import BatchRequest as BatchRequest
+from llmserve.client.batches.requests import BatchRequests as BatchRequests
 from llmserve.client.connecting import connect as connect
 from llmserve.client.connecting import connect_async as connect_async
 from llmserve.client.deadlines import Timeouts as Timeouts
@@ -21,3 +28,6 @@ from llmserve.client.tools.prompt import TOOLS_PLACE as TOOLS_PLACE
 from llmserve.client.tools.request import Tools as Tools
 from llmserve.client.tools.request import ToolsError as ToolsError
 from llmserve.client.url import parse_url as parse_url
+from llmserve.client.values import Computed as Computed
+from llmserve.client.values import Labels as Labels
+from llmserve.client.values import Ranked as Ranked

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, overload
 
 import grpc
@@ -15,7 +15,13 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.client.deadlines import Deadline, Timeout
-from llmserve.client.exchange import AtOnce, Exchange, Steps, open_exchange
+from llmserve.client.exchange import (
+    AtOnce,
+    Exchange,
+    Steps,
+    open_exchange,
+    refuse_other_task,
+)
 from llmserve.client.failures import (
     Target,
     cut_off,
@@ -33,7 +39,19 @@ from llmserve.client.shared_streams import Inbox, SharedStream
 from llmserve.client.tools.calls import read_calls, stream_calls
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.client.url import Endpoint
+from llmserve.client.values import (
+    Computed,
+    Labels,
+    Ranked,
+    labels,
+    output_of,
+    ranked,
+    read_values,
+    value_requests,
+)
 from llmserve.contract.shared_stream import SharedPiece
+from llmserve.contract.tasks import CLASSIFY, EMBED, RERANK
+from llmserve.contract.tensors import EMBEDDING
 from llmserve.errors import (
     ClientError,
     InvalidRequestError,
@@ -45,6 +63,9 @@ from llmserve.errors import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from llmserve.client.tools.formats import ToolFormats
     from llmserve.client.tools.parts import NewReader
 
@@ -204,6 +225,63 @@ class AsyncClient:
         options["json_schema"] = schema_of(form)
         return parse(form, await self.generate(model, prompt, timeout=timeout, **options))
 
+    async def compute(
+        self,
+        model: str,
+        texts: Prompts,
+        *,
+        pairs: Prompts | None = None,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> Computed:
+        """Return what a model computes of texts; see :meth:`llmserve.client.Client.compute`."""
+        deadline = self._deadline(timeout)
+        info = await self._info(model, deadline)
+        requests = value_requests(info, texts, pairs, options)
+        send = self._stream if info.exchange == "stream" else self._unary
+        responses: dict[str, Any] = {}
+        async with self._translated(model, deadline):
+            async with aclosing(send(requests, deadline)) as answers:
+                async for response in answers:
+                    if response.outputs:
+                        responses[response.id] = response
+            return read_values([responses.get(request.id) for request in requests])
+
+    async def embed(
+        self, model: str, text: Prompt, *, timeout: Timeout = None, **options: Any
+    ) -> npt.NDArray[np.float32]:
+        """Return embeddings; see :meth:`llmserve.client.Client.embed`."""
+        texts = [text] if isinstance(text, str) else text
+        await self._check_task(model, EMBED)
+        computed = await self.compute(model, texts, timeout=timeout, **options)
+        vectors = output_of(computed, EMBEDDING.name)
+        return vectors[0] if isinstance(text, str) else vectors
+
+    async def rerank(
+        self, model: str, query: str, documents: Prompts, *, timeout: Timeout = None, **options: Any
+    ) -> list[Ranked]:
+        """Return documents in order; see :meth:`llmserve.client.Client.rerank`."""
+        await self._check_task(model, RERANK)
+        queries = [query] * len(documents)
+        computed = await self.compute(model, queries, pairs=documents, timeout=timeout, **options)
+        return ranked(computed, documents)
+
+    async def classify(
+        self,
+        model: str,
+        texts: Prompts,
+        *,
+        pairs: Prompts | None = None,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> list[Labels]:
+        """Return the labels of texts; see :meth:`llmserve.client.Client.classify`."""
+        await self._check_task(model, CLASSIFY)
+        return labels(await self.compute(model, texts, pairs=pairs, timeout=timeout, **options))
+
+    async def _check_task(self, model: str, task: str) -> None:
+        refuse_other_task(await self._info(model, self._deadline(None)), task)
+
     async def stream(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> AsyncGenerator[Piece, None]:
@@ -233,9 +311,9 @@ class AsyncClient:
     async def _generate(
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> Completion | list[Completion]:
-        tools = Tools.of(options)
-        new_reader = await self._readers(model, timeout, options, tools)
-        exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
+        tools, deadline = Tools.of(options), self._deadline(timeout)
+        new_reader = await self._readers(model, deadline, options, tools)
+        exchange = await self._open(model, prompt, deadline, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
         answers = gather(pieces, 1 if isinstance(prompt, str) else len(prompt))
         if new_reader:
@@ -247,19 +325,21 @@ class AsyncClient:
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> AsyncGenerator[Piece, None]:
         """Return the pieces of a stream, in which the thinking is told from the answer."""
-        new_reader = await self._readers(model, timeout, options, None)
-        pieces = self._pieces(*await self._open(model, prompt, timeout, options, pieces=True))
+        deadline = self._deadline(timeout)
+        new_reader = await self._readers(model, deadline, options, None)
+        exchange = await self._open(model, prompt, deadline, options, pieces=True)
+        pieces = self._pieces(exchange, deadline)
         count = 1 if isinstance(prompt, str) else len(prompt)
         return stream_calls(pieces, new_reader, count) if new_reader else pieces
 
     async def _readers(
-        self, model: str, timeout: Timeout, options: dict[str, Any], tools: Tools | None
+        self, model: str, deadline: Deadline, options: dict[str, Any], tools: Tools | None
     ) -> NewReader | None:
         """Return what tells calls and thinking from the text of an answer, if anything does."""
         if not (self._places_tools and options.get("messages")):
             return None
-        info = await self._info(model, self._deadline(timeout))
-        return await self._formats.readers(info, tools, options)
+        info = await self._info(model, deadline)
+        return await self._formats_within(deadline).readers(info, tools, options)
 
     @cached_property
     def _formats(self) -> ToolFormats:
@@ -268,40 +348,55 @@ class AsyncClient:
 
         return ToolFormats(self._template, prompt_of=self._prompt_of)
 
-    async def _template(self, model: str) -> str | None:
+    def _formats_within(self, deadline: Deadline) -> ToolFormats:
+        """Return the formats for a request: what they ask its model is a part of its time."""
+        template = partial(self._template, deadline=deadline)
+        return self._formats.asked_by(template, partial(self._prompt_of, deadline=deadline))
+
+    async def _template(self, model: str, deadline: Deadline | None = None) -> str | None:
         """Return a model's chat template, None if the model does not report it."""
         if model not in self._templates:
-            description = await self.generate(model, prompt_only=True, max_tokens=1)
+            description = await self._described(model, {}, deadline)
             try:
-                template = json.loads(description.text)["chat_template"]
+                template = json.loads(description)["chat_template"]
             except (ValueError, KeyError, TypeError):
                 template = None  # A model of another maker or version, which generated an answer.
             self._templates[model] = template if isinstance(template, str) else None
         return self._templates[model]
 
-    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
+    async def _described(
+        self, model: str, options: Mapping[str, Any], deadline: Deadline | None
+    ) -> str:
+        """Return what a model says of a prompt instead of an answer to it."""
+        deadline = self._deadline(None) if deadline is None else deadline.anew()
+        info = await self._info(model, deadline)
+        asked = {**options, "prompt_only": True, "max_tokens": 1}
+        exchange = open_exchange(info, [""], asked, pieces=False)
+        return "".join([piece.text async for piece in self._pieces(exchange, deadline)])
+
+    async def _prompt_of(
+        self, model: str, options: Mapping[str, Any], deadline: Deadline | None = None
+    ) -> str | None:
         """Return the prompt that a model makes of these options, nothing if it refuses them.
 
         None if it does not answer now, because it is full or starts again.
         """
-        info = await self._info(model, self._deadline(None))
-        asked = {**options, "prompt_only": True, "max_tokens": 1}
-        exchange = open_exchange(info, [""], asked, pieces=False)
         try:
-            pieces = [piece async for piece in self._pieces(exchange, self._deadline(None))]
-            return str(json.loads("".join(piece.text for piece in pieces))["text"])
+            return str(json.loads(await self._described(model, options, deadline))["text"])
         except (InvalidRequestError, ValueError, KeyError, TypeError):
             return ""
         except RequestRejectedError:
             return None
 
-    async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> dict[str, Any]:
+    async def _with_tools(
+        self, info: ModelInfo, options: dict[str, Any], deadline: Deadline
+    ) -> dict[str, Any]:
         """Return a request's options in the form that the model accepts."""
         tools = Tools.of(options)
         model_options = apply_tools(options, tools)
         if not options.get("messages"):
             return model_options
-        return await self._formats.place(info, model_options, tools)
+        return await self._formats_within(deadline).place(info, model_options, tools)
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -331,13 +426,13 @@ class AsyncClient:
         return self._infos[name]
 
     async def _open(
-        self, model: str, prompt: Prompt, timeout: Timeout, options: Any, *, pieces: bool
-    ) -> tuple[Exchange, Deadline]:
-        deadline = self._deadline(timeout)
+        self, model: str, prompt: Prompt, deadline: Deadline, options: Any, *, pieces: bool
+    ) -> Exchange:
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         info = await self._info(model, deadline)
-        model_options = await self._with_tools(info, options) if self._places_tools else options
-        return open_exchange(info, prompts, model_options, pieces=pieces), deadline
+        if self._places_tools:
+            options = await self._with_tools(info, options, deadline)
+        return open_exchange(info, prompts, options, pieces=pieces)
 
     async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
         send = self._stream if exchange.info.exchange == "stream" else self._unary

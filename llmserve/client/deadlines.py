@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import copy
 from dataclasses import dataclass
 
 from llmserve.errors import UsageError
@@ -47,6 +48,12 @@ class Deadline:
         self._end = None if self.seconds is None else time.monotonic() + self.seconds
         self.started = False
         """Whether part of the answer has arrived."""
+
+    def anew(self) -> Deadline:
+        """Return one with the same end, for another request of the same time."""
+        other = copy(self)
+        other.started = False
+        return other
 
     def left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - time.monotonic())

@@ -14,16 +14,18 @@ from typing import Any
 from llmserve.client.messages import Value, build_request, check_options, read_response
 from llmserve.client.model import ModelInfo
 from llmserve.client.results import Piece
-from llmserve.contract.options import SHARED_STREAM, is_carried
+from llmserve.contract.options import PROMPT_ONLY, SHARED_STREAM, is_carried
 from llmserve.contract.shared_stream import SharedPiece
+from llmserve.contract.tasks import GENERATE, task_of
 from llmserve.contract.tensors import CACHED_TOKENS
-from llmserve.errors import ClientError
+from llmserve.errors import ClientError, UsageError
 
 
 def open_exchange(
     info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Any], *, pieces: bool
 ) -> AtOnce | Stepwise:
     """Choose the exchange for a model; ``pieces`` requests streaming, if the model can stream."""
+    refuse_other_task(info, GENERATE, asks=not options.get(PROMPT_ONLY.name))
     checked = check_options(options)
     if info.exchange == "sequence":
         return Stepwise(info, prompts, checked, pieces=pieces)
@@ -38,6 +40,13 @@ def open_exchange(
             if name in info.inputs:
                 checked.setdefault(name, True)
     return AtOnce(info, prompts, checked)
+
+
+def refuse_other_task(info: ModelInfo, task: str, *, asks: bool = True) -> None:
+    """Refuse to ask a model for something that it is not for, in one sentence."""
+    if asks and info.task not in (task, ""):
+        own = task_of(info.task)
+        raise UsageError(f"{info.name} {own.does}", hint=f"call {own.call}, or use llmserve query")
 
 
 ASK_FOR_COUNTS = ("return_num_input_tokens", "return_num_output_tokens")

@@ -18,6 +18,7 @@ from llmserve.errors import (
     ModelDiedError,
     ModelFailedError,
     ModelNotReadyError,
+    NotLoadedError,
     QueueFullError,
     RequestCancelledError,
     RequestRejectedError,
@@ -76,7 +77,7 @@ _INVALID = (
 )  # fmt: skip
 _KINDS = (
     ContextLengthError, InvalidRequestError, ModelDiedError, ModelFailedError, ModelNotReadyError,
-    QueueFullError, RequestCancelledError, RequestTimeoutError, UnreachableError,
+    NotLoadedError, QueueFullError, RequestCancelledError, RequestTimeoutError, UnreachableError,
     UnsupportedOptionError,
 )  # fmt: skip
 _TYPES: Mapping[str, type[ClientError]] = {

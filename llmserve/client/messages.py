@@ -19,7 +19,13 @@ from tritonclient.utils import deserialize_bytes_tensor
 from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.client.results import Logprob, Piece
 from llmserve.contract.options import OPTIONS
-from llmserve.contract.tensors import LOGPROBS_OUTPUTS, MESSAGES, TEXT_FORMAT_OUTPUTS
+from llmserve.contract.tensors import (
+    LOGPROBS_OUTPUTS,
+    MESSAGES,
+    TEXT_FORMAT_OUTPUTS,
+    TEXT_INPUT,
+    TEXT_PAIR,
+)
 from llmserve.errors import ClientError, OptionError, UsageError
 
 Value = bool | int | float | str | list[Any]
@@ -158,11 +164,18 @@ def build_request(
     *,
     request_id: str = "",
     controls: Mapping[str, Value] | None = None,
+    pairs: Sequence[str] | None = None,
 ) -> Any:
-    """Build a ``ModelInferRequest``: one row per prompt, the same options for all of them."""
+    """Build a ``ModelInferRequest``: one row per prompt, the same options for all of them.
+
+    ``pairs`` has the second text of each prompt.
+    """
     request = service_pb2.ModelInferRequest(model_name=info.name, id=request_id)
-    request.inputs.add(name="text_input", datatype="BYTES", shape=_text_shape(info, len(prompts)))
-    request.raw_input_contents.append(pack_texts(prompts))
+    shape = _text_shape(info, len(prompts))
+    for name, texts in ((TEXT_INPUT.name, prompts), (TEXT_PAIR.name, pairs)):
+        if texts is not None:
+            request.inputs.add(name=name, datatype="BYTES", shape=shape)
+            request.raw_input_contents.append(pack_texts(texts))
     parameters = dict(controls or {})
     for name, value in options.items():
         tensor = input_of(info, name)

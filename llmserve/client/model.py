@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from llmserve.contract.shared_stream import DECLARED, NUMBER
+from llmserve.contract.tasks import GENERATE, PARAMETER
 
 Exchange = Literal["unary", "stream", "sequence"]
 
@@ -40,6 +41,8 @@ class ModelInfo:
     ``queue_timeout`` tells whether a request can shorten its time in the queue.
     ``parts`` are the models that it consists of, which accept no requests of their own.
     ``shared_stream`` tells whether the pieces of several answers can arrive together.
+    ``task`` is what the model is for: ``generate`` text, ``embed``, ``rerank``, ``classify``, or a
+    task of a plugin; "" if it takes no text or returns none.
     """
 
     name: str
@@ -52,6 +55,7 @@ class ModelInfo:
     queue_timeout: bool = False
     parts: tuple[str, ...] = ()
     shared_stream: bool = False
+    task: str = GENERATE
 
 
 def read_index(response: Any) -> list[ModelState]:
@@ -87,7 +91,15 @@ def read_config(config: Any) -> ModelInfo:
         parts=tuple((_parameter(config, "llmserve.parts") or "").split())
         or tuple(step.model_name for step in config.ensemble_scheduling.step),
         shared_stream=_parameter(config, DECLARED) == str(NUMBER),
+        task=_parameter(config, PARAMETER) or _task(config),
     )
+
+
+def _task(config: Any) -> str:
+    """Return the task of a model that does not tell it."""
+    takes_text = any(entry.name == "text_input" for entry in config.input)
+    returns_text = any(entry.name == "text_output" for entry in config.output)
+    return GENERATE if takes_text and returns_text else ""
 
 
 def _parameter(config: Any, name: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
@@ -19,6 +19,11 @@ from llmserve.client.deadlines import Deadline, Timeout
 from llmserve.client.model import ModelInfo, ModelState
 from llmserve.client.results import Completion, F, Piece, Prompt, Prompts
 from llmserve.client.url import Endpoint
+from llmserve.client.values import Computed, Labels, Ranked
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 T = TypeVar("T")
 
@@ -87,6 +92,50 @@ class Client:
         An answer that ``max_tokens`` truncates is an error.
         """
         return _run(self._client.parse(model, prompt, form, timeout=timeout, **options))
+
+    def compute(
+        self,
+        model: str,
+        texts: Prompts,
+        *,
+        pairs: Prompts | None = None,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> Computed:
+        """Return what a model computes of each text: its outputs as arrays, by name.
+
+        This is for models that answer with values instead of text, whatever their task. ``pairs``
+        are second texts, one for each, for a model that reads two.
+        """
+        return _run(self._client.compute(model, texts, pairs=pairs, timeout=timeout, **options))
+
+    def embed(
+        self, model: str, text: Prompt, *, timeout: Timeout = None, **options: Any
+    ) -> npt.NDArray[np.float32]:
+        """Return the embedding of a text, or an array with a row for each of several.
+
+        Options are ``dimensions=N``, ``normalize=True``, ``truncate=True`` and, of models that
+        have prompts of their own, ``prompt_name="query"``.
+        """
+        return _run(self._client.embed(model, text, timeout=timeout, **options))
+
+    def rerank(
+        self, model: str, query: str, documents: Prompts, *, timeout: Timeout = None, **options: Any
+    ) -> list[Ranked]:
+        """Return documents in the order in which they fit a query, the best first."""
+        return _run(self._client.rerank(model, query, documents, timeout=timeout, **options))
+
+    def classify(
+        self,
+        model: str,
+        texts: Prompts,
+        *,
+        pairs: Prompts | None = None,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> list[Labels]:
+        """Return the labels of each text, or of each pair, with their probabilities."""
+        return _run(self._client.classify(model, texts, pairs=pairs, timeout=timeout, **options))
 
     def stream(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any

@@ -14,7 +14,10 @@ from typing import Any, Literal, ParamSpec
 from llmserve.contract.tensors import Tensor
 
 Kind = Literal["whole", "number", "flag", "text", "words", "ids", "biases", "object"]
-Group = Literal["answer", "sampling", "biases", "logprobs", "prompt", "forms", "format", "chat", ""]
+Group = Literal[
+    "answer", "sampling", "biases", "logprobs", "prompt", "forms", "format", "chat", "reading",
+    "vector", "",
+]  # fmt: skip
 
 INT32 = 2**31 - 1
 BIASES = -100, 100
@@ -59,6 +62,8 @@ class RequestOption:
     ``structured_outputs``. Without one, the gateway does not pass on the option as it is."""
     api_range: tuple[float, float] | None = None
     """The range that the API allows, if it is narrower."""
+    of_tokens: bool = False
+    """Whether only an answer that consists of tokens can have it."""
     own_responses: bool = False
     """Whether an answer with it has more than text, which a shared stream does not carry."""
     name: str = ""
@@ -96,19 +101,19 @@ class RequestOptions:
     """The options of one request. Those that it does not set have their defaults."""
 
     max_tokens: int | None = _option(
-        "whole", "answer", "Maximum number of tokens to generate.", low=1
+        "whole", "answer", "Maximum number of tokens to generate.", low=1, of_tokens=True
     )
     stream: bool | None = _option(
-        "flag", "answer", "Whether to send the answer in pieces.", set_by="client"
+        "flag", "answer", "Whether to send the answer in pieces.", set_by="client", of_tokens=True
     )
     # After every token, the text is searched for every word, while the rest of the batch waits.
     stop_words: tuple[str, ...] = _option(
         "words", "answer", "Texts that end the answer and are not part of it.", (),
-        high=64, api="stop", api_range=(0, 4),
+        high=64, api="stop", api_range=(0, 4), of_tokens=True,
     )  # fmt: skip
     include_stop_str_in_output: bool = _option(
         "flag", "answer", "Keep the stop word at the end of the answer.", False,
-        api="include_stop_str_in_output",
+        api="include_stop_str_in_output", of_tokens=True,
     )  # fmt: skip
     input_ids: tuple[int, ...] = _option(
         "ids", "answer", "The prompt as token ids, instead of text_input.", ()
@@ -238,6 +243,21 @@ class RequestOptions:
         "text", "", "Constrain what follows one of call_marks to this JSON schema.",
         set_by="frontend",
     )  # fmt: skip
+    truncate: bool = _option(
+        "flag", "reading", "Cut a text that is too long for the model, instead of refusing it.",
+        False, api="truncate",
+    )  # fmt: skip
+    prompt_name: str | None = _option(
+        "text", "reading", "Which of the model's own prompts to put before the text, such as query "
+        "or document.", api="prompt_name",
+    )  # fmt: skip
+    dimensions: int | None = _option(
+        "whole", "vector", "Keep only the first N numbers of an embedding.", low=1,
+        api="dimensions",
+    )  # fmt: skip
+    normalize: bool | None = _option(
+        "flag", "vector", "Whether embeddings have the length 1.", api="normalize"
+    )
     # What OpenAI's API means by a request without a length. A length that the build sets holds.
     fill_context: bool = _option(
         "flag", "", "Without max_tokens, an answer may take what is left of the context.", False,
@@ -309,3 +329,8 @@ FORMS = _inputs("forms")
 """The constraints on an answer; the last two are TensorRT-LLM's names for the others."""
 TEXT_FORMAT_INPUTS = _inputs("format")
 CHAT_TEMPLATE_KWARGS = _input("chat_template_kwargs")
+READING = _inputs("reading")
+"""How a model that answers with values reads a text."""
+TRUNCATE, PROMPT_NAME = READING
+VECTOR = _inputs("vector")
+"""The options of an embedding."""

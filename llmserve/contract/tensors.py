@@ -22,6 +22,8 @@ class Tensor:
     dims: tuple[int, ...] = (1,)
     optional: bool = True
     ragged: bool = False
+    vector: bool = False
+    """Whether each prompt has as many values as the dimensions say, not one. Of outputs only."""
 
     def __post_init__(self) -> None:
         if self.data_type not in TYPES:
@@ -33,6 +35,8 @@ class Tensor:
 TEXT_INPUT = Tensor("text_input", "TYPE_STRING", optional=False)
 MESSAGES = Tensor("messages", "TYPE_STRING")
 """JSON: a conversation, instead of ``text_input``."""
+TEXT_PAIR = Tensor("text_pair", "TYPE_STRING")
+"""The second text of a pair, such as the document that ``text_input`` asks about."""
 
 TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)
 FINISH_REASON = Tensor("finish_reason", "TYPE_STRING", optional=False)
@@ -40,6 +44,8 @@ USAGE = (
     Tensor("num_input_tokens", "TYPE_INT32", optional=False),
     Tensor("num_output_tokens", "TYPE_INT32", optional=False),
 )
+PROMPT_REPORT = Tensor(TEXT_OUTPUT.name, TEXT_OUTPUT.data_type)
+"""``text_output`` of a model that answers with values: only how it reads a prompt."""
 TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)
 
 LOGPROBS_OUTPUTS = (
@@ -61,3 +67,11 @@ generators that set :attr:`Generation.cached_tokens`."""
 
 ENGINE_OUTPUTS = (CACHED_TOKENS, *LOGPROBS_OUTPUTS, PROMPT_LOGPROBS_OUTPUT)
 """What answers of ``llmserve.runtime.Engine`` may have besides the formatter's outputs."""
+
+EMBEDDING = Tensor("embedding", "TYPE_FP32", dims=(-1,), optional=False, vector=True)
+SCORE = Tensor("score", "TYPE_FP32", optional=False)
+LABEL = Tensor("label", "TYPE_STRING", dims=(-1,), optional=False, vector=True)
+"""All labels of the model, the likeliest first."""
+PROBABILITY = Tensor("probability", "TYPE_FP32", dims=(-1,), optional=False, vector=True)
+"""The probability of each label, in the same order."""
+INPUT_TOKENS = USAGE[0]

@@ -28,6 +28,7 @@ _CHANGES = {
 
 MODULES = (
     "llmserve",
+    "llmserve.certify",
     "llmserve.client",
     "llmserve.contract.container",
     "llmserve.contract.failures",

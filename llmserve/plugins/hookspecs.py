@@ -16,6 +16,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
+    from llmserve.certify.check import Check
     from llmserve.plugins import roles
     from llmserve.problems import Problem
     from llmserve.repository.repository import CheckedModel
@@ -73,3 +74,8 @@ def llmserve_register_commands(cli: click.Group) -> None:
 @hookspec
 def llmserve_check_model(model: CheckedModel) -> Sequence[Problem]:  # type: ignore[empty-body]
     """Return problems that only this plugin can detect, in any model of a repository."""
+
+
+@hookspec
+def llmserve_register_checks() -> Sequence[Check]:  # type: ignore[empty-body]
+    """Return checks that ``llmserve certify`` runs after its own."""

@@ -16,6 +16,7 @@ from llmserve.client.tools.parts import ToolReader
 from llmserve.contract.address import Address
 from llmserve.contract.names import public_runtime
 from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
+from llmserve.contract.tasks import GENERATE, TOKENS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.plugins.options import Option, Value
@@ -74,7 +75,7 @@ class Tokenizer(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Generator(Component):
-    """Continues ids. Runtime: :class:`llmserve.runtime.Generator`.
+    """Computes the answer to ids. Runtime: :class:`llmserve.runtime.Generator`.
 
     ``modes`` are the values of ``Batching.mode`` that it supports. A generator that runs in
     another backend than Python's has ``assemble``, which adds the models of an ensemble.
@@ -82,9 +83,12 @@ class Generator(Component):
     writes it, in a folder or on the hub; ``"folder"`` any local folder; ``"file"`` a local file;
     None anything, which the engine interprets. A folder has a file that matches one of the patterns
     in ``weights``; a file matches one itself.
+    ``architectures`` are ends of the names of models' classes, such as ``ForTokenClassification``:
+    a build that refuses such a model names the recipes with this generator.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
-    answers.
+    answers. ``answers`` is what it answers with: ``"tokens"``, or a value for each prompt, such as
+    a ``"vector"``; the formatter has to be for the same.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
@@ -93,6 +97,8 @@ class Generator(Component):
     assemble: Assemble | None = None
     outputs: tuple[Tensor, ...] = ()
     constrains: bool = False
+    answers: str = TOKENS
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +120,15 @@ class Formatter(Component):
     ``extra_inputs`` and ``extra_outputs`` add to the tensors of the contract; a runtime class that
     can ``constrain`` answers declares its options there. ``constrains_with`` are distributions
     needed for that; the model requires those of them that are installed where it is built.
+    ``answers`` is what it formats, as in :class:`Generator`. ``task`` is what its models are for,
+    which clients and frontends read.
     """
 
     inputs: tuple[Tensor, ...] = TEXT_FORMAT_INPUTS
     outputs: tuple[Tensor, ...] = TEXT_FORMAT_OUTPUTS
     constrains_with: tuple[str, ...] = ()
+    answers: str = TOKENS
+    task: str = GENERATE
     extra_inputs: InitVar[tuple[Tensor, ...]] = ()
     extra_outputs: InitVar[tuple[Tensor, ...]] = ()
 
@@ -168,9 +178,11 @@ class Place:
     """Where a frontend listens, and which Tritons it forwards to.
 
     All ``tritons`` serve the same models. ``url`` is the gRPC address of the first. ``status``
-    is the socket at which ``serve`` reports the state of each model.
+    is the socket at which ``serve`` reports the state of each model. If they are loaded
+    ``on_demand``, the frontend holds a model there while it uses it (``llmserve.server.Holds``).
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
+    ``batches`` is the folder in which a frontend may keep files that clients upload.
     """
 
     tritons: tuple[Address, ...]
@@ -182,6 +194,8 @@ class Place:
     open: bool = False
     status: Path | None = None
     collector: str = ""
+    batches: Path | None = None
+    on_demand: bool = False
 
     @property
     def url(self) -> str:

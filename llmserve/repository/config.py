@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, Tensor
+from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, TEXT_PAIR, Tensor
 from llmserve.errors import ConfigError
 
+_TEXTS = frozenset({TEXT_INPUT.name, TEXT_PAIR.name, MESSAGES.name})
 ModelConfig: TypeAlias = Any
 """Triton's ``ModelConfig`` message; its generated module is untyped."""
 
@@ -28,7 +29,7 @@ def add_inputs(config: ModelConfig, tensors: Iterable[Tensor]) -> None:
         field = config.input.add(
             name=tensor.name,
             data_type=pb.DataType.Value(tensor.data_type),
-            dims=_dims(tensor, config, per_prompt=tensor.name in (TEXT_INPUT.name, MESSAGES.name)),
+            dims=_dims(tensor, config, per_prompt=tensor.name in _TEXTS),
         )
         if tensor.optional:
             field.optional = True
@@ -90,6 +91,8 @@ def versions(model: Path) -> list[Path]:
 
 
 def _dims(tensor: Tensor, config: ModelConfig, *, per_prompt: bool) -> list[int]:
+    if tensor.vector and not config.max_batch_size:
+        return [-1, *tensor.dims]
     if per_prompt and not config.max_batch_size:
         return [-1, *tensor.dims[1:]]
     return list(tensor.dims)

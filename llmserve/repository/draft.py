@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmserve.contract.container import DOCKERFILE, PLAIN
 from llmserve.contract.shared_stream import DECLARED
+from llmserve.contract.tasks import GENERATE, PARAMETER
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.config import ModelConfig
@@ -42,6 +43,7 @@ def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
                 if (number := manifest.contract.get("shared_stream"))
                 else {}
             ),
+            **({PARAMETER: manifest.task} if manifest.task != GENERATE else {}),
         }
         modelconfig.set_parameters(draft.config, parameters)
         texts = {modelconfig.FILE: modelconfig.to_text(draft.config), "client.py": draft.client}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
+from llmserve.contract.tasks import GENERATE
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name
 from llmserve.packages import is_address
@@ -55,6 +56,11 @@ class Manifest:
     """The addresses of packages that no index has: a commit, or an archive."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
+
+    @property
+    def task(self) -> str:
+        """What the model is for."""
+        return str(self.contract.get("task", GENERATE))
 
     def write(self, folder: Path) -> None:
         content = {**asdict(self), "files": hashes(folder)}

@@ -21,6 +21,9 @@ from llmserve.runtime.answer.responder import tensors_of as tensors_of
 from llmserve.runtime.answer.sampling import Sampler as Sampler
 from llmserve.runtime.answer.text import IncrementalDecoder as IncrementalDecoder
 from llmserve.runtime.answer.text_formatter import TextFormatter as TextFormatter
+from llmserve.runtime.answer.value_formatters import EmbeddingFormatter as EmbeddingFormatter
+from llmserve.runtime.answer.value_formatters import LabelFormatter as LabelFormatter
+from llmserve.runtime.answer.value_formatters import ScoreFormatter as ScoreFormatter
 from llmserve.runtime.contract import Tensor as Tensor
 from llmserve.runtime.drivers.batch import BatchDriver as BatchDriver
 from llmserve.runtime.drivers.batch import run_batch as run_batch
@@ -45,6 +48,7 @@ from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingForm
 from llmserve.runtime.protocols import Driver as Driver
 from llmserve.runtime.protocols import Formatter as Formatter
 from llmserve.runtime.protocols import Generator as Generator
+from llmserve.runtime.protocols import PairTokenizer as PairTokenizer
 from llmserve.runtime.protocols import Parts as Parts
 from llmserve.runtime.protocols import Progress as Progress
 from llmserve.runtime.protocols import Stepper as Stepper

@@ -1,4 +1,4 @@
-"""Loads a causal language model with transformers from the location that the build chose."""
+"""Loads a model, by default a causal one, with transformers from where the build has put it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _NATIVE_INSTRUCTIONS = {
 }
 
 
-def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
+def try_imports(
+    settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelForCausalLM"
+) -> None:
     """Import what loads the model, without its weights.
 
     transformers imports a model's module only when it is used. If a package that the module needs
@@ -40,27 +42,31 @@ def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
         # That the model's files can be read is checked elsewhere.
         config = {}
     # Code that ships with the model has classes of its own.
-    for name in ("AutoModelForCausalLM", *(config.get("architectures") or ())):
+    for name in (loader, *(config.get("architectures") or ())):
         if name in dir(transformers):
             getattr(transformers, name)
 
 
-def load(settings: Mapping[str, Any], folder: Path) -> Any:
-    """Return an ``AutoModelForCausalLM`` on its device, ready for inference."""
+def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelForCausalLM") -> Any:
+    """Return a model of one of transformers' loaders on its device, ready for inference."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     location, options = located(settings, folder)
     device = settings["device"]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(
-        location,
-        dtype=_dtype(settings["dtype"], device, location, options),
-        device_map="balanced" if device == "balanced" else {"": device},
-        use_safetensors=None if settings.get("pickle") else True,
-        **options,
-    ).eval()
+    return (
+        getattr(transformers, loader)
+        .from_pretrained(
+            location,
+            dtype=_dtype(settings["dtype"], device, location, options),
+            device_map="balanced" if device == "balanced" else {"": device},
+            use_safetensors=None if settings.get("pickle") else True,
+            **options,
+        )
+        .eval()
+    )
 
 
 def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) -> torch.dtype | str:

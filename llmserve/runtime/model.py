@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
 from llmserve.contract.shared_stream import NUMBER
+from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer.outputs import declared_outputs
 from llmserve.runtime.answer.shared_streams import SharedStreams
 from llmserve.runtime.answer.utf8 import reachable, use_utf8
@@ -45,6 +48,8 @@ class TritonPythonModel:
         def part(role: str) -> Any:
             return _create(components[role], folder) if role in components else None
 
+        for component in components.values():
+            _set_environment(component, folder)
         # In a part of an ensemble, the stage is the driver; in a fused model, the batching is.
         self._driver: Driver = part("stage" if "stage" in components else "batching")
 
@@ -62,21 +67,23 @@ class TritonPythonModel:
                 defaults=contract["defaults"],
                 pb_utils=pb_utils,
                 outputs=declared_outputs(manifest),
+                answers=contract.get("answers", TOKENS),
             )
             if contract.get("shared_stream") == NUMBER and parts.decoupled:
                 self._shared = SharedStreams(parts)
                 parts = replace(parts, shared=self._shared)
             self._driver.start(parts)
 
-        if getattr(self._driver, "has_thread", False):
-            # OpenMP keeps helper threads for every thread that has computed, until that thread
-            # ends. With this thread's helpers, there would be more threads than cores, and the
-            # driver's would sleep while they briefly wait for each other, which costs a quarter of
-            # all tokens.
-            with ThreadPoolExecutor(1) as loader:
-                loader.submit(start).result()
-        else:
-            start()
+        with _few_collections():
+            if getattr(self._driver, "has_thread", False):
+                # OpenMP keeps helper threads for every thread that has computed, until that thread
+                # ends. With this thread's helpers, there would be more threads than cores, and the
+                # driver's would sleep while they briefly wait for each other, which costs a quarter
+                # of all tokens.
+                with ThreadPoolExecutor(1) as loader:
+                    loader.submit(start).result()
+            else:
+                start()
         # Everything loaded stays in use. Python would scan it repeatedly while all requests wait,
         # and once more at exit, which takes a second in a process with torch.
         gc.collect()
@@ -106,10 +113,37 @@ class TritonPythonModel:
                 close()
 
 
+def _set_environment(component: Mapping[str, Any], folder: Path) -> None:
+    """Set the variables that a part's libraries read when they are loaded, by whichever part."""
+    found, settings = _class_of(component)
+    # Only some classes have this method.
+    if environment := getattr(found, "environment", None):
+        os.environ.update(environment(settings, folder))
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage rarely: nearly all of the million objects that a model is made of stay.
+
+    With torch, this saves a twentieth of the time in which a small model loads.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def _create(component: Mapping[str, Any], folder: Path) -> Any:
+    found, settings = _class_of(component)
+    return found(settings, folder)
+
+
+def _class_of(component: Mapping[str, Any]) -> tuple[Any, _Settings]:
     module, _, name = public_runtime(component["runtime"]).partition(":")
     settings = _Settings(component["settings"], module.partition(".")[0])
-    return getattr(import_module(module), name)(settings, folder)
+    return getattr(import_module(module), name), settings
 
 
 class _Settings(dict[str, Any]):

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.contract.tasks import TOKENS
 from llmserve.contract.tensors import Tensor
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.logprobs import Logprob
+from llmserve.runtime.answer.params import Params
 
 
 class Tokenizer(Protocol):
@@ -38,14 +40,30 @@ class Tokenizer(Protocol):
         """Return the text of the ids without special tokens."""
 
 
+class PairTokenizer(Tokenizer, Protocol):
+    """A tokenizer for models that answer with values: it can read a pair of texts, and cut.
+
+    With ``prompts``, texts by name, a request can choose one that is put before its text;
+    ``default_prompt`` is the name of the one that others get.
+    """
+
+    def encode_pair(
+        self, text: str, pair: str | None = None, *, limit: int | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        """Return the ids of a text, or of two, and for two the segment of each if it matters.
+
+        With a ``limit``, there are at most so many, and what ends a text for the model is kept.
+        """
+
+
 class Generator(Protocol):
-    """Generates tokens in mode ``"batch"``."""
+    """Answers in mode ``"batch"``: with tokens, or each with one value."""
 
     context_length: int | None
     eos_ids: frozenset[int]
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
-        """Push tokens into every generation until all are done."""
+        """Push tokens into every generation until all are done, or finish each with its value."""
 
 
 @dataclass
@@ -123,10 +141,17 @@ class Answer:
     """The answer up to and including this piece; a formatter keeps no state between pieces."""
     cached_tokens: int | None = None
     """How many of the prompt's tokens were not computed; None until the end, or if unknown."""
+    value: npt.NDArray[np.float32] | None = None
+    """What a generator that answers with values has computed; there is no text then."""
+    params: Params | None = None
 
 
 class Formatter(Protocol):
-    """Converts answers to response tensors."""
+    """Converts answers to response tensors.
+
+    If it has a method ``check(params)``, it is called when a request is read, before anything is
+    computed for it, and raises ``RequestError`` for options that it cannot meet.
+    """
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         """Return the output tensors; the first dimension of each is the number of answers."""
@@ -183,6 +208,8 @@ class Parts:
     pb_utils: Any
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     """The outputs that the formatter may return, by name; empty if unknown."""
+    answers: str = TOKENS
+    """What the generator answers with."""
     shared: Any = None
     """The model's ``SharedStreams``, if it has any; a driver that holds jobs need not know them."""
 

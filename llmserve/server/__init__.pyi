@@ -1,6 +1,8 @@
 from llmserve.contract.address import Address as Address
 from llmserve.server.keep import health as health
 from llmserve.server.keep.control import ask as ask
+from llmserve.server.keep.demand import OnDemand as OnDemand
+from llmserve.server.keep.holding import Holds as Holds
 from llmserve.server.keep.keeper import Keeper as Keeper
 from llmserve.server.run.frontend import start_frontend as start_frontend
 from llmserve.server.run.log import LoadProgress as LoadProgress

@@ -63,6 +63,8 @@ class ServerSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     empty: bool = False
     """Whether a ``renewable`` server starts without any model, to load some later."""
+    on_demand: bool = False
+    """Whether a ``renewable`` server loads models when they are needed, so it may have none."""
 
     def names(self) -> list[str]:
         """Return the models to load."""

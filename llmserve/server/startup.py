@@ -105,10 +105,11 @@ def start(
             names = settings.names()
             rest = tuple(name for name in names if name not in failed)
             # Without what no model of this server explains, it would fail in the same way again.
-            if not settings.partial or not rest or len(rest) == len(names):
+            may_be_empty = settings.on_demand and not rest
+            if not settings.partial or not (rest or may_be_empty) or len(rest) == len(names):
                 raise
             left_out |= failed
-            settings = replace(settings, models=rest)
+            settings = replace(settings, models=rest, empty=may_be_empty)
             notify(f"starting again without {', '.join(failed)}: {error.problem}")
         except (UnresponsiveError, PortInUseError) as error:
             # Another program may take a free port before the server listens on it.

@@ -41,7 +41,7 @@ FILES_GONE = Workaround(
     _EMBEDDED,
     (
         "workarounds:withdraw_model",
-        "keep.orders:Orders._wait_until_loaded",
+        "keep.orders:Orders.wait_until_loaded",
         "server:Server.load",
         "run.guard:_end_loading",
     ),
@@ -50,7 +50,7 @@ FILES_GONE = Workaround(
 STUCK_STUB = Workaround(
     "After `Failed to preinitialize Python stub` the stub that has ended is waited for forever.",
     _EMBEDDED,
-    ("run.log:ServerLog", "keep.orders:Orders._wait_until_gone"),
+    ("run.log:ServerLog", "keep.orders:Orders.wait_until_gone"),
     "a stub that cannot start (no libpython) is reported as `failed to load`",
 )
 TRIED_AGAIN = Workaround(
@@ -63,7 +63,7 @@ TRIED_AGAIN = Workaround(
 UNREADABLE = Workaround(
     "With polling, nothing is reported of a configuration that cannot be read.",
     _EMBEDDED,
-    ("keep.orders:Orders._check_files", "keep.orders:Orders._wait_until_gone"),
+    ("keep.orders:Orders._check_files", "keep.orders:Orders.wait_until_gone"),
     "the repository index has the reason for such a model",
 )
 CRASHED = Workaround(
@@ -114,6 +114,19 @@ COUNTED_FOREVER = Workaround(
     _EMBEDDED,
     ("server:Server._has_no_clients",),
     "test_server_endings passes with `idle` left out",
+)
+UNLOADED_AT_WORK = Workaround(
+    "It can crash when it unloads a model while one of its threads ends the last request.",
+    _EMBEDDED,
+    ("keep.demand:Demand", "keep.shelf:Shelf._wait_until_idle"),
+    "200 reloads of a model with four clients leave Triton alive",
+)
+NEVER_ENDED = Workaround(
+    "A request whose client left at the last moment stays forever, and with it the processes of "
+    "its model, after that is unloaded.",
+    _EMBEDDED,
+    ("keep.shelf:Shelf._wait_until_ended",),
+    "clients that disconnect at random, and then an unload, leave no process of the model",
 )
 FORGOTTEN_EARLY = Workaround(
     "The index forgets a model as soon as its folder is gone, while it still serves.",

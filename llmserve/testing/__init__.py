@@ -45,6 +45,7 @@ from llmserve.testing.fake import (
 from llmserve.testing.frontends import FrontendConformance
 from llmserve.testing.live import LiveTriton
 from llmserve.testing.scripted import ScriptedTriton
+from llmserve.testing.values import ValueConformance
 
 __all__ = [
     "ByteTokenizer",
@@ -57,6 +58,7 @@ __all__ = [
     "LiveTriton",
     "RecipeConformance",
     "ScriptedTriton",
+    "ValueConformance",
     "check_repository",
     "demo_model_path",
     "make_parts",

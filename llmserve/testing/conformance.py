@@ -16,19 +16,8 @@ from llmserve.testing.checks import ALL_ROLES, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
 
-class RecipeConformance(RecipeChecks):
-    """The tests of a recipe. ``model`` is the model to build, ``options`` are those of the builds.
-
-    >>> class TestAcme(RecipeConformance):
-    ...     recipe = "acme"
-    ...     options = {"max_batch_size": 4}
-
-    A failure names the recipe and its plugin, the expected and actual results, and the components
-    to look at. A test of an option that no component declares checks that the option is refused,
-    and is then skipped.
-    """
-
-    over_context: ClassVar[str] = "word " * 5000
+class BuildConformance(RecipeChecks):
+    """What every recipe promises, whatever its models answer with."""
 
     @pytest.fixture
     def name(self, triton: LiveTriton) -> str:
@@ -56,6 +45,21 @@ class RecipeConformance(RecipeChecks):
             roles=ALL_ROLES,
         )
 
+
+class RecipeConformance(BuildConformance):
+    """The tests of a recipe. ``model`` is the model to build, ``options`` are those of the builds.
+
+    >>> class TestAcme(RecipeConformance):
+    ...     recipe = "acme"
+    ...     options = {"max_batch_size": 4}
+
+    A failure names the recipe and its plugin, the expected and actual results, and the components
+    to look at. A test of an option that no component declares checks that the option is refused,
+    and is then skipped.
+    """
+
+    over_context: ClassVar[str] = "word " * 5000
+
     def test_configuration_follows_the_contract(self, triton: LiveTriton, name: str) -> None:
         """The configuration is valid, is named like its folder and has the contract's tensors."""
         config = modelconfig.read(triton.repository / name)
@@ -70,11 +74,7 @@ class RecipeConformance(RecipeChecks):
         self._expect(manifest and manifest.exchange, exchange, promise=promise)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
-        alone = self._answers_alone(triton, name, self.prompts)
-        for _ in range(2):
-            together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
-            promise = "an answer is the same alone and in a batch"
-            self._expect_each(self.prompts, alone, together, promise=promise)
+        self._holds("same-in-a-batch", triton, name)
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
@@ -100,11 +100,7 @@ class RecipeConformance(RecipeChecks):
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
         self._needs_options(triton, name, "temperature", "seed")
-        options: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
-        alone = [self._generate(triton, name, p, **options).text for p in self.prompts]
-        texts = all_at_once(lambda p: self._generate(triton, name, p, **options).text, self.prompts)
-        promise = "the same seed gives the same text, whatever else is in the batch"
-        self._expect_each(self.prompts, alone, texts, promise=promise)
+        self._holds("seed", triton, name)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With echoed prompts, every answer starts with its own prompt and contains no other."""
@@ -188,15 +184,7 @@ class RecipeConformance(RecipeChecks):
         self._still_answers(triton, name)
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
-        options = {"max_tokens": 16}
-        wholes = self._answers_alone(triton, name, self.prompts)
-        self._expect_each(
-            self.prompts,
-            [(text, reason) for text, reason, _ in wholes],
-            all_at_once(lambda p: self._stream(triton, name, p, options), self.prompts),
-            promise="the pieces of a stream join to the whole answer",
-            roles=(*TEXT, "batching"),
-        )
+        self._holds("stream-joins", triton, name, roles=(*TEXT, "batching"))
 
 
 class ConstrainedConformance(RecipeConformance):

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from llmserve.contract.failures import Failure, read
 from llmserve.contract.options import ALIASES, OPTIONS
-from llmserve.contract.tensors import MESSAGES, TEXT_INPUT
+from llmserve.contract.tasks import TOKENS
+from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, Tensor
 from llmserve.plugins import roles
 from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
@@ -335,9 +336,14 @@ def make_parts(
     inputs: Sequence[str] = (),
     batched: bool = True,
     decoupled: bool = True,
+    answers: str = TOKENS,
+    outputs: Sequence[Tensor] = (),
     **defaults: Any,
 ) -> Parts:
     """Return parts to start a driver with; ``inputs`` are the generator's own inputs.
+
+    A generator that answers with values has other ``answers`` than tokens, and the formatter then
+    declares its ``outputs``.
 
     ``defaults`` are build options for requests that do not set them: max_tokens, stream, chat and
     echo.
@@ -353,4 +359,6 @@ def make_parts(
         decoupled=decoupled,
         defaults={"max_tokens": 8, "stream": False, "chat": False, "echo": False, **defaults},
         pb_utils=FakeBackendUtils(),
+        answers=answers,
+        outputs={tensor.name: tensor for tensor in outputs},
     )

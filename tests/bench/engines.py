@@ -179,6 +179,10 @@ def openvino_genai(folder: Path) -> Answer:
     return answer
 
 
+def genai_of(live: LiveTriton, build: Callable[[], str]) -> Answer:
+    return worker(openvino_genai, live.repository / build())()
+
+
 def ctranslate2(checkpoint: Path, folder: Path) -> Answer:
     """Answer with CTranslate2 and int8 weights."""
     ct2 = import_module("ctranslate2")
@@ -295,11 +299,13 @@ def start_engines(
                 kept = paces.setdefault(streaming, {})
                 add(streaming, partial(served, loop, client, build, kept))
             if args.device == "cpu":
-                add(
-                    "OpenVINO GenAI, in process",
-                    lambda: worker(openvino_genai, live.repository / builds["openvino"]())(),
-                    "openvino_genai",
-                )
+                for label in ("openvino", "openvino int8"):
+                    name = label.replace("openvino", "OpenVINO GenAI")
+                    add(
+                        f"{name}, in process",
+                        partial(genai_of, live, builds[label]),
+                        "openvino_genai",
+                    )
             yield started
             loop.run_until_complete(client.close())
 

@@ -1,24 +1,32 @@
-"""What it costs to constrain answers: `python -m tests.bench.forms [ROUNDS]`.
+"""What it costs to constrain answers: `python -m tests.bench.forms [ROUNDS] [--real PLUGIN]`.
 
 128,000 tokens, random weights. Runs of 32 answers of `iterative`'s engine, free and constrained,
 alternate; on a busy machine, processor time is more reliable than wall time.
+
+With `--real openvino` (or iterative), the real model answers under every schema of the tests, 32 at
+a time, and each answer is judged; then the same runs alternate with it.
 """
 
+import argparse
 import json
-import sys
+import tempfile
 from contextlib import suppress
+from importlib import import_module
 from itertools import chain, product
 from pathlib import Path
 from time import perf_counter, process_time
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import llmserve
 from llmserve.runtime import Engine, Generation, RequestError, TextFormatter, read_params
 from llmserve_iterative.runner import make_runner
+from tests.real.model import converted_model
 
 SIZE, STREAMS, TOKENS = 128_000, 32, 48
 SCHEMAS = json.loads((Path(__file__).parents[1] / "unit/runtime/schemas.json").read_text("utf-8"))
@@ -40,10 +48,11 @@ def make_tokenizer() -> Any:
     return SimpleNamespace(eos_ids=eos, tokenizer_json=bpe.to_str, decode=bpe.decode)
 
 
-def new_generation(tokenizer: Any, schema: Any) -> Generation:
-    params = read_params({} if schema is None else {"json_schema": json.dumps(schema)})
+def new_generation(tokenizer: Any, schema: Any, *, max_tokens: int = TOKENS) -> Generation:
+    free = {"ignore_eos": True}
+    params = read_params(free if schema is None else {"json_schema": json.dumps(schema)})
     ends, decode = tokenizer.eos_ids, tokenizer.decode
-    generation = Generation([5, 6, 7], params, max_tokens=TOKENS, eos_ids=ends, decode=decode)
+    generation = Generation([5, 6, 7], params, max_tokens=max_tokens, eos_ids=ends, decode=decode)
     generation.constraint = FORMATTER.constrain(generation, tokenizer)
     return generation
 
@@ -71,24 +80,90 @@ def costs(tokenizer: Any) -> None:
     report("ms to mask a token", masked)
 
 
-def throughput(tokenizer: Any, rounds: int) -> None:
+def small_engine(tokenizer: Any) -> Engine:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=SIZE)).eval()
-    engine = Engine(make_runner(model, STREAMS * 128), tokenizer, max_sequences=STREAMS)
+    return Engine(make_runner(model, STREAMS * 128), tokenizer, max_sequences=STREAMS)
+
+
+def real_engine(plugin: str, folder: Path) -> tuple[Engine, Any]:
+    """Build the real model, and return its engine and its tokenizer."""
+    built = llmserve.build(plugin, str(converted_model()), output=folder, dtype="float32")
+
+    def component(role: str) -> Any:
+        stated = built.manifest.components[role]
+        module, _, name = stated["runtime"].partition(":")
+        return getattr(import_module(module), name)(stated["settings"], built.folder / "1")
+
+    tokenizer, generator = component("tokenizer"), component("generator")
+    engine: Engine = generator.stepper(tokenizer)
+    eos_ids = frozenset(generator.eos_ids)
+    whole = SimpleNamespace(
+        eos_ids=eos_ids, tokenizer_json=tokenizer.tokenizer_json, decode=tokenizer.decode
+    )
+    return engine, whole
+
+
+def run(engine: Engine, generations: list[Generation]) -> None:
+    for generation in generations:
+        engine.admit(generation)
+    while engine.busy:
+        for _, error in engine.step().failed:
+            raise error
+
+
+def judge(engine: Engine, tokenizer: Any) -> None:
+    """Print what became of an answer under each schema."""
+    counts = {"valid": 0, "refused": 0, "cut at max_tokens": 0, "wrong": 0}
+    asked = []
+    for schema in chain(*SCHEMAS.values()):
+        try:
+            asked.append((schema, new_generation(tokenizer, schema, max_tokens=200)))
+        except RequestError as error:
+            counts["refused"] += 1
+            print("refused:", error)
+    for first in range(0, len(asked), STREAMS):
+        run(engine, [generation for _, generation in asked[first : first + STREAMS]])
+    for schema, generation in asked:
+        if generation.finish_reason == "length":
+            counts["cut at max_tokens"] += 1
+            continue
+        text = tokenizer.decode([i for i in generation.token_ids if i not in tokenizer.eos_ids])
+        try:
+            jsonschema.validate(json.loads(text), schema)
+            counts["valid"] += 1
+        except (ValueError, jsonschema.ValidationError) as error:
+            counts["wrong"] += 1
+            print("wrong:", json.dumps(schema), repr(text), error)
+    print(counts, flush=True)
+
+
+def throughput(engine: Engine, tokenizer: Any, rounds: int) -> None:
     schema = {"type": "array", "items": SCHEMAS["documents"][0], "minItems": 9}
     durations = []
     for constraint in (None, schema) * (rounds + 1):
         generations = [new_generation(tokenizer, constraint) for _ in range(STREAMS)]
         started = np.array([perf_counter(), process_time()])
-        for generation in generations:
-            engine.admit(generation)
-        while engine.busy:
-            engine.step()
+        run(engine, generations)
         durations.append(np.array([perf_counter(), process_time()]) - started)
     ratios = np.array(durations[2::2]) / np.array(durations[3::2])
     report(f"{STREAMS} constrained answers, tokens/s relative to free ones", ratios[:, 0].tolist())
     report("the same, tokens per second of processor time", ratios[:, 1].tolist())
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=5)
+    parser.add_argument("--real", metavar="PLUGIN")
+    args = parser.parse_args()
+    if args.real is None:
+        costs(tokenizer := make_tokenizer())
+        throughput(small_engine(tokenizer), tokenizer, args.rounds)
+        return
+    with tempfile.TemporaryDirectory() as home:
+        engine, tokenizer = real_engine(args.real, Path(home))
+        judge(engine, tokenizer)
+        throughput(engine, tokenizer, args.rounds)
+
+
 if __name__ == "__main__":
-    costs(tokenizer := make_tokenizer())
-    throughput(tokenizer, int(sys.argv[1]) if sys.argv[1:] else 5)
+    main()

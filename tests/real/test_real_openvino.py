@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import llmserve
 from llmserve.errors import InvalidRequestError
 from llmserve.testing import LiveTriton
+from tests.kept import linked
+from tests.real.model import openvino_model
 from tests.real.questions import Questions, check_city, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
@@ -26,20 +27,18 @@ CHUNKS = 3
 @pytest.fixture(scope="module")
 def models(triton: LiveTriton, real_folder: Path) -> dict[str, Path]:
     """The model with unchanged weights and with compressed ones; made at once, by processes."""
+    del real_folder
 
-    def build(weights: str) -> Path:
-        return llmserve.build(
-            "openvino",
-            str(real_folder),
-            name=f"real-{weights}",
-            output=triton.repository,
-            weight_format=weights,
-            dtype="float32" if weights == "auto" else "auto",
-        ).folder
+    def model(weights: str) -> Path:
+        dtype = "float32" if weights == "auto" else "auto"
+        name = f"real-{weights}"
+        return linked(
+            openvino_model(name, weight_format=weights, dtype=dtype), triton.repository / name
+        )
 
     formats = ("auto", *LOSSES)
     with ThreadPoolExecutor(len(formats)) as pool:
-        return dict(zip(formats, pool.map(build, formats), strict=True))
+        return dict(zip(formats, pool.map(model, formats), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -51,6 +52,14 @@ def serve(folder: Path) -> Iterator[Serving]:
     running = Serving(str(folder), "--log", log, env={**os.environ, "HF_TOKEN": TOKEN})
     yield running
     running.close()
+
+
+def read_stream(openai: str, model: str, prompt: str, lines: list[str]) -> None:
+    """Read a stream through the gateway to its end."""
+    body = json.dumps({"model": model, "prompt": prompt, "stream": True}).encode()
+    with urllib.request.urlopen(f"{openai}/completions", body, timeout=TIMEOUT) as page:
+        for line in page:
+            lines += filter(None, [line.decode().strip()])
 
 
 def status_of(url: str) -> int:
@@ -108,9 +117,17 @@ def test_a_killed_model_comes_back_without_affecting_the_others(serve: Serving) 
     openai = next(line.split()[-1] for _, line in serve.lines if "openai" in line)
     ready = f"{openai.removesuffix('v1')}readyz/words"
     for _ in range(2):
+        lines: list[str] = []
+        reading = Thread(target=read_stream, args=(openai, "words", "600 0.1", lines))
+        reading.start()
+        eventually(lines.copy, TIMEOUT)
         killed = serve.kill_stub("words")
         eventually(lambda: status_of(ready) == 503, TIMEOUT)
         figure("a model's process killed: the gateway reports it after", time.monotonic() - killed)
+        # Triton never ends what is in flight.
+        reading.join(TIMEOUT)
+        assert "the process of 'words' died while it answered" in lines[-1]
+        figure("a model's process killed: its stream ends after", time.monotonic() - killed)
         noticed = (
             serve.wait_for(r"words: restarting \(its process has died: killed by SIGKILL\)", killed)
             - killed

@@ -17,6 +17,7 @@ from llmserve.builder.guessing import GUESS_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.contract import tensors
 from llmserve.contract.options import OPTIONS
+from llmserve.contract.tasks import TASKS
 from llmserve.contract.tensors import Tensor
 from llmserve.plugins.api import MODULES
 from llmserve.plugins.registry import Registry
@@ -255,6 +256,8 @@ def names_of_our_plugins() -> set[str]:
     }
     core_names |= {value.name for value in vars(tensors).values() if isinstance(value, Tensor)}
     core_names |= {name for row in OPTIONS.values() for name in (row.name, *row.aliases)}
+    # A recipe may have the name of what its models are for.
+    core_names |= TASKS.keys()
     for entry in Registry.load().entries:
         component = entry.component
         # Backend names are Triton's, whichever package provides the backend.

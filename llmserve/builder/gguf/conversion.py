@@ -69,8 +69,10 @@ def _run(path: Path, target: Path, dtype: str) -> dict[str, Any]:
         raise ModelSourceError(f"{path.name} could not be converted: {reason}", hint=_HINT)
     result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     written.unlink()
-    if reason := result.get("not_written"):
-        raise OutputError(f"{path.name} cannot be written as a folder: {reason}", hint=NEEDS_SPACE)
+    if unwritten := result.get("not_written"):
+        raise OutputError(
+            f"{path.name} cannot be written as a folder: {unwritten}", hint=NEEDS_SPACE
+        )
     if refused := result.get("refused"):
         raise ModelSourceError(f"{path.name} {refused}", hint=_HINT)
     return result

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,16 @@ class ToolFormats:
         self._prompt = prompt
         self._on_message = on_message
         self._ends: OrderedDict[bytes, str] = OrderedDict()
+
+    def asked_by(
+        self,
+        template: Callable[[str], Awaitable[str | None]],
+        prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str | None]],
+    ) -> ToolFormats:
+        """Return these formats, with other functions that ask for what is not known yet."""
+        other = copy(self)
+        other._template, other._prompt_of = template, prompt_of
+        return other
 
     async def thinks(self, info: ModelInfo) -> bool:
         """Return whether a model's thinking is told from its answers."""
@@ -118,7 +129,13 @@ class ToolFormats:
                     "tool_choice",
                 )
             return partial(Arguments if tools.named else Json, names)
-        return partial(self._calls_parser(info, template).reader, names)
+        reader = self._calls_parser(info, template).reader
+        native = self._native_parser(info, template)
+        return (
+            partial(reader, names)
+            if native is None
+            else lambda: Chain(native.reader(names), reader(names))
+        )
 
     def _calls_parser(self, info: ModelInfo, template: str | None) -> ToolParser:
         # A message that describes tools asks for the format of the parser that suits no template.
@@ -126,6 +143,20 @@ class ToolFormats:
         configured = next((p for p in self._configured_for(info.name) if p.calls), None)
         found = (parser for parser in self._parsers if parser.calls)
         return configured or max(found, key=lambda parser: parser.suits(visible or ""))
+
+    def _native_parser(self, info: ModelInfo, template: str | None) -> ToolParser | None:
+        """Return the parser of a model that is told to call in another form than its own.
+
+        DeepSeek V3.1's template has the marks of calls, and no place for tools: it may use both.
+        """
+        if takes_tools(info, template) or self._has_configured(info.name):
+            return None
+        found = [parser for parser in self._parsers if parser.calls]
+        best = max(found, key=lambda parser: parser.suits(template or ""))
+        return None if best is self._calls_parser(info, template) else best
+
+    def _has_configured(self, model: str) -> bool:
+        return any(parser.calls for parser in self._configured_for(model))
 
     def _thinking_parser(self, model: str, template: str | None) -> ToolParser | None:
         """Return the parser of a model's thinking; None if its template has no sign of any."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.client.tools.python_calls import PythonReader
-from llmserve.client.tools.reading import WORD, Parsing, Reader, parse_json
+from llmserve.client.tools.reading import WORD, Parsing, Reader, as_json, parse_json
 
 # These bars are wider than the ASCII character.
 DEEPSEEK = "<\uff5ctool▁{}\uff5c>"
@@ -173,7 +173,10 @@ def _with_usual_quotes(written: str) -> str | None:
         quoted = json.dumps(part, ensure_ascii=False)
         parts[at] = quoted if at % 2 else _BARE_KEY.sub(r'\1"\2":', part)
     value = parse_json("".join(parts), dict)
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    try:
+        return None if value is None else as_json(value)
+    except ValueError:
+        return None  # A number that JSON does not have.
 
 
 class Json(Reader):

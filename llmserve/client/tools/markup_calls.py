@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.client.tools.reading import WORD, Parsing, Reader, partial_length
+from llmserve.client.tools.reading import WORD, Parsing, Reader, as_json, partial_length
 
 _WORDS = {"true": True, "True": True, "false": False, "False": False,
           "null": None, "None": None}  # fmt: skip
@@ -87,7 +87,7 @@ class MarkupCalls(Reader):
                 yield from self._skip_space()
                 if not (yield from self._take_prefix(form.between)):
                     return False
-            opening = f"{separator}{_dump(key)}: "
+            opening = f"{separator}{as_json(key)}: "
             separator = ", "
             if not (yield from self._read_value(opening, kinds_of(schema, key))):
                 return False
@@ -113,11 +113,11 @@ class MarkupCalls(Reader):
             text = self._take(end)
             text = text.removesuffix("\n") if at >= 0 else text
             if streams and text:
-                self._emit("arguments", _dump(text)[1:-1])
+                self._emit("arguments", as_json(text)[1:-1])
             value += text
             if at >= 0:
                 self._take(len(close))
-                written = '"' if streams else opening + _dump(value_of(value, kinds))
+                written = '"' if streams else opening + as_json(value_of(value, kinds))
                 self._emit("arguments", written)
                 return True
             yield
@@ -180,7 +180,3 @@ def _word(text: str) -> Any:
     if text not in _WORDS:
         raise ValueError(text)
     return _WORDS[text]
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -87,14 +87,16 @@ def _markup(name: str, summary: str, rank: int, form: Markup, mark: str) -> Tool
     )
 
 
-def _thinking(name: str, summary: str, rank: int, form: ThinkingForm, *others: str) -> ToolParser:
+def _thinking(
+    name: str, summary: str, rank: int, form: ThinkingForm, *others: str, without: str = "\0"
+) -> ToolParser:
     """Return a parser for templates that have the last mark of a form, or one of ``others``."""
     marks = form.answer or (form.end,)
     return ToolParser(
         name=name,
         summary=summary,
         reader=partial(MarkedThinking, form),
-        suits=_having(rank, marks[-1], *others),
+        suits=_having(rank, marks[-1], *others, without=(without,)),
         calls=False,
         thinking=(form.begin, form.end),
     )
@@ -156,7 +158,11 @@ PARSERS = [
             {"<|tool_call_start|>": ("<|tool_call_end|>",),
              "<function_calls>": ("</function_calls>",)},
         ),
-        suits=_having(15, "<|tool_call_start|>", "<function_calls>"),
+        suits=_having(
+            15, "<|tool_call_start|>", "<function_calls>", "<|tool_list_start|>",
+            # LFM2.5's template has no marks: it lists the tools, and shows no calls.
+            '"List of tools: ["',
+        ),
         opens=("<|tool_call_start|>", "<function_calls>"),
     ),
     ToolParser(
@@ -201,7 +207,9 @@ PARSERS = [
     _thinking("think", "DeepSeek R1, Qwen 3, GLM, Kimi and most others: <think>", 10,
               ThinkingForm("<think>", "</think>")),
     _thinking("think_response", "Granite 3.2 and 3.3: <think> and <response>", 20,
-              ThinkingForm("<think>", "</think>", ("<response>", "</response>"))),
+              ThinkingForm("<think>", "</think>", ("<response>", "</response>")),
+              # MiniMax has these marks around the results of calls.
+              without="<minimax:tool_call>"),
     _thinking("think_answer", "Hunyuan: <think> and <answer>", 20,
               ThinkingForm("<think>", "</think>", ("<answer>", "</answer>"), "\u52a9\u624b\uff1a"),
               # The template of Hunyuan A13B does not say that answers have marks.

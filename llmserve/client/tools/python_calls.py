@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import warnings
 from typing import Any
 
-from llmserve.client.tools.reading import WORD, Parsing, Reader
+from llmserve.client.tools.reading import WORD, Parsing, Reader, as_json
 
 _MARK = re.compile(r"""\\.|\\|['"(){}\[\]]""", re.DOTALL)
 _MAX_DEPTH = 64
@@ -113,7 +112,7 @@ def _arguments(written: str) -> str | None:
         if not isinstance(call, ast.Call) or call.args:
             return None
         values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
-        return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return None if None in values else as_json(values)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
 

@@ -258,6 +258,17 @@ def partial_length(text: str, mark: str) -> int:
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
 
+def as_json(value: Any) -> str:
+    """Return a value as JSON that can be sent, or raise if it has no place in JSON."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Python's text has the halves of a character apart, if a model has written them so.
+        return json.dumps(value)
+    return text
+
+
 def parse_json(text: str, kind: Any) -> Any:
     try:
         value = json.loads(text)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from llmserve.runtime.answer.logprobs import Logprob, logprob_of
 from llmserve.runtime.answer.params import Params
 from llmserve.runtime.answer.text import IncrementalDecoder, StopScanner
+from llmserve.runtime.errors import RequestError
 
 Constraint = Callable[[npt.NDArray[Any]], None]
 """A constraint on one answer: it sets the scores of all tokens that must not come next to -inf.
@@ -22,6 +24,8 @@ constraint that takes time to prepare has ``pending``, whether it is not ready y
 STOP = "stop"
 LENGTH = "length"
 CANCELLED = "cancelled"
+FAILED = "failed"
+"""Of an answer that is an error; no client sees it."""
 
 
 class Generation:
@@ -30,7 +34,8 @@ class Generation:
     A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with each
     token it generates, and also its logits if :attr:`wants_logits`, and stops when :attr:`done`.
     A generation that is not :attr:`plain` needs a :class:`~llmserve.runtime.Sampler`, or
-    other sampling code that calls :meth:`constrain`.
+    other sampling code that calls :meth:`constrain`. A generator that answers with values instead
+    of tokens calls :meth:`finish` with the one that it has computed of the prompt.
     """
 
     def __init__(
@@ -42,14 +47,19 @@ class Generation:
         eos_ids: frozenset[int],
         decode: Callable[[Sequence[int]], str],
         prompt: str = "",
+        segments: Sequence[int] | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompt = prompt
         self.prompt_ids = list(prompt_ids)
+        self.segments = segments
+        """Which text of a pair each token belongs to, for models that distinguish them."""
         self.params = params
         self.max_tokens = max_tokens
         self.eos_ids = eos_ids
         self.token_ids: list[int] = []
+        self.value: npt.NDArray[np.float32] | None = None
+        self.error: Exception | None = None
         self.logprobs: list[Logprob] = []
         self.total_logprob = 0.0
         self.prompt_logprobs: list[Logprob] = []
@@ -173,6 +183,25 @@ class Generation:
         if logprob is None:
             raise TypeError("push_prompt takes logits or a logprob")
         self.prompt_logprobs.append(logprob)
+
+    def finish(self, value: npt.NDArray[np.float32]) -> None:
+        """End with a value instead of tokens; one that is no number fails this answer alone."""
+        if self.done:
+            return
+        if self._is_cancelled():
+            self.cancel()
+        elif np.isfinite(value).all():
+            self.value = value
+            self._end(STOP)
+        else:
+            problem = "the model computed something that is no number for this text"
+            self.fail(RequestError(problem, code="not_a_number"))
+
+    def fail(self, error: Exception) -> None:
+        """End this answer with an error, and the request with it, but no other request."""
+        if not self.done:
+            self.error = error
+            self._end(FAILED)
 
     def tell(self, text: str) -> None:
         """End with a text that did not come from a generator."""

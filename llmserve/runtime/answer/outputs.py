@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.contract.tensors import TYPES, Tensor
-from llmserve.runtime.protocols import Answer, Parts
+from llmserve.contract.tasks import TOKENS
+from llmserve.contract.tensors import INPUT_TOKENS, PROMPT_REPORT, TYPES, Tensor
+from llmserve.runtime.protocols import Answer, Parts, strings
 
 
 class UndeclaredOutputError(Exception):
@@ -18,6 +19,8 @@ class UndeclaredOutputError(Exception):
 
 def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDArray[Any]]:
     """Return the formatter's tensors; the first dimension of each is the number of answers."""
+    if parts.answers != TOKENS and all(answer.value is None for answer in answers):
+        return _report(answers, parts)
     tensors = parts.formatter.format(answers)
     declared = parts.outputs
     if declared:
@@ -32,12 +35,20 @@ def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDA
     return tensors
 
 
+def _report(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDArray[Any]]:
+    """Return what a model that answers with values says about prompts."""
+    found: dict[str, npt.NDArray[Any]] = {PROMPT_REPORT.name: strings([a.text for a in answers])}
+    if INPUT_TOKENS.name in parts.outputs:
+        found[INPUT_TOKENS.name] = np.array([a.input_tokens for a in answers], dtype=np.int32)
+    return found
+
+
 def _problem(values: Any, tensor: Tensor | None, count: int) -> str | None:
     if tensor is None:
         return "a tensor, but declares none"
     if not isinstance(values, np.ndarray):
         return f"{type(values).__name__} instead of a numpy array"
-    shape, rest = values.shape, tensor.dims[1:]
+    shape, rest = values.shape, tensor.dims if tensor.vector else tensor.dims[1:]
     fits = len(shape) == len(rest) + 1 and shape[0] == count
     if fits and rest:
         fits = all(size in (-1, actual) for size, actual in zip(rest, shape[1:], strict=True))

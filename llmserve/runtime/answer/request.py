@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from llmserve.contract.options import ALIASES, DEFAULT_LENGTH, OPTIONS
+from llmserve.contract.tasks import TOKENS
+from llmserve.runtime.answer import reading
 from llmserve.runtime.answer.params import READERS, Params, check_text, read_params
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.protocols import Parts, Tokenizer
 
 _MAX_PROMPTS = 256
-# Characters per token. Words have about four; no tokenizer has a token of five hundred.
-_RARELY_MORE, _NEVER_MORE = 32, 512
 _LISTS = frozenset(row.name for row in OPTIONS.values() if row.is_list)
 _NO_INPUT = frozenset(row.name for row in OPTIONS.values() if not row.inputs)
 
@@ -27,6 +27,7 @@ class Prompt:
     text: str
     ids: list[int]
     params: Params
+    segments: list[int] | None = None
 
 
 @panics_as_errors()
@@ -47,6 +48,7 @@ def read_prompts(
     tensors = {name: tensor.as_numpy() for name, tensor in named if name in parts.inputs}
     shared = _parameters(raw, parts)
     texts, chats = tensors.pop("text_input", None), tensors.pop("messages", None)
+    pairs = tensors.pop("text_pair", None)
     chat = shared.pop("messages", None)
     source = chats if chats is not None else texts
     if source is None:
@@ -65,7 +67,10 @@ def read_prompts(
         params = read_params(values, extras=parts.extras)
         text = "" if texts is None else _text(texts.reshape(-1)[row], "text_input")
         messages = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
-        if empty and not (text or messages or params.input_ids):
+        if parts.answers != TOKENS:
+            pair = None if pairs is None else _text(pairs.reshape(-1)[row], "text_pair")
+            prompts.append(_value_prompt(text, pair, params, parts))
+        elif empty and not (text or messages or params.input_ids):
             prompts.append(Prompt("", [], params))
         else:
             prompts.append(_prompt(text, messages, params, parts))
@@ -80,10 +85,13 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
         "text": parts.tokenizer.decode(prompt.ids),
         "context_length": context,
         # In characters; a longer prompt is refused without looking at it.
-        "longest_prompt": context and _NEVER_MORE * context,
+        "longest_prompt": context and reading.NEVER_MORE * context,
     }
     if not prompt.ids:
         about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)
+        # In the order of the model's classes, if its answers are such.
+        about["labels"] = getattr(parts.formatter, "labels", None)
+        about["prompts"] = [*getattr(parts.tokenizer, "prompts", ())]
     return json.dumps(about, ensure_ascii=False)
 
 
@@ -160,6 +168,21 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     return Prompt(text, ids, params)
 
 
+def _value_prompt(text: str, pair: str | None, params: Params, parts: Parts) -> Prompt:
+    """Read a prompt of a model that answers with values: it has no messages and no template."""
+    if params.input_ids:
+        ids = _checked_ids(params.input_ids, parts.tokenizer)
+        return Prompt(text, reading.cut_ids(ids, params, parts.generator.context_length), params)
+    if not text and params.prompt_only:
+        return Prompt("", [], params)
+    if not text:
+        raise _empty("text_input is empty")
+    ids, segments = reading.encode(text, pair, params, parts)
+    if not ids:
+        raise _empty("text_input has no tokens")
+    return Prompt(text, ids, params, segments)
+
+
 def _empty(problem: str) -> RequestError:
     problem += ": send at least one character"
     return RequestError(problem, code="empty_prompt", param="text_input")
@@ -171,10 +194,10 @@ def _refuse_long(text: str, parts: Parts) -> None:
     Tokenizing takes a second per megabyte, and every other request of the model waits meanwhile.
     """
     context = getattr(parts.generator, "context_length", None)
-    if not context or len(text) <= _RARELY_MORE * context:
+    if not context or len(text) <= reading.RARELY_MORE * context:
         return
-    beginning = text[: _RARELY_MORE * context]
-    if len(text) > _NEVER_MORE * context or len(parts.tokenizer.encode(beginning)) > context:
+    beginning = text[: reading.RARELY_MORE * context]
+    if len(text) > reading.NEVER_MORE * context or len(parts.tokenizer.encode(beginning)) > context:
         raise RequestError(
             f"the prompt has {len(text)} characters, which are over the model's context of "
             f"{context} tokens: shorten the prompt to at most {context - 1} tokens",

@@ -210,8 +210,13 @@ class Responder:
         answers = [self.answer(generation, whole=whole) for generation in generations]
         tensors = format_answers(answers, self._parts)
         if self._parts.batched:
-            return {name: values[:, None] for name, values in tensors.items()}
+            return {name: self._row(name, values) for name, values in tensors.items()}
         return tensors
+
+    def _row(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an output with the dimension of each prompt's values."""
+        declared = self._parts.outputs.get(name)
+        return values if declared is not None and declared.vector else values[:, None]
 
     def answer(self, generation: Generation, *, whole: bool) -> Answer:
         """Return what a formatter needs of the new text, or of the ``whole`` answer."""
@@ -237,4 +242,6 @@ class Responder:
             texts=self._texts([*(logprobs or ()), *prompt_logprobs]),
             prompt_logprobs=prompt_logprobs or None,
             total_logprob=generation.total_logprob,
+            value=generation.value,
+            params=generation.params,
         )

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llmserve.contract.options import OPEN_SHARED_STREAM, is_carried
+from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.params import Params
 from llmserve.runtime.answer.request import Prompt, about_prompt, answer_limit, read_prompts
@@ -38,6 +39,10 @@ class Job:
         ``prompt_only`` is answered and :attr:`done` at once.
         """
         self._prompts = read_prompts(raw, self._parts, renamed=renamed)
+        # Only some formatters have this method.
+        if check := getattr(self._parts.formatter, "check", None):
+            for prompt in self._prompts:
+                check(prompt.params)
         self.restart()
         if self._prompts[0].params.open_shared_stream is not None:
             raise RequestError(
@@ -70,8 +75,10 @@ class Job:
 
     def _generation(self, prompt: Prompt) -> Generation:
         parts, responder = self._parts, self.responder
-        context = parts.generator.context_length
-        limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
+        limit = 0
+        if parts.answers == TOKENS:
+            context = parts.generator.context_length
+            limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
         eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
         if prompt.params.end_id is not None and prompt.params.end_id >= 0:
             eos = frozenset({prompt.params.end_id})
@@ -82,6 +89,7 @@ class Job:
             eos_ids=eos,
             decode=parts.tokenizer.decode,
             prompt=prompt.text,
+            segments=prompt.segments,
             is_cancelled=responder.cancelled if self._eager else lambda: responder.gone,
         )
         if prompt.params.prompt_only:
@@ -126,6 +134,10 @@ class Job:
         if not (self.streams or self.done):
             return
         self._sent = True
+        if error := next(filter(None, (generation.error for generation in self.generations)), None):
+            if not self.responder.closed:
+                self.responder.fail(error)
+            return
         if self._preview is not None:
             if self._preview.is_open:
                 self._preview.send(self.generations)

@@ -23,9 +23,15 @@ _MARK = re.compile(
 _CHANNEL = "<|channel|>"
 _HEADERS = {_CHANNEL, "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"}
 
+_ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
+
 
 class TransformersTokenizer:
-    """A Hugging Face tokenizer, read from the repository or from the hub's cache."""
+    """A Hugging Face tokenizer, read from the repository or from the hub's cache.
+
+    Settings of models that answer with values: ``prompts`` and ``default_prompt``, and whether they
+    read everything in ``lowercase``.
+    """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -40,6 +46,12 @@ class TransformersTokenizer:
         self._visible = {i for i, text in special.items() if _MARK.search(text) or text in marks}
         self._visible -= self.eos_ids
         self._hidden = (special.keys() - self._visible) | self.eos_ids
+        self.prompts: Mapping[str, str] = settings.get("prompts", {})
+        self.default_prompt: str | None = settings.get("default_prompt")
+        self._lowercase = bool(settings.get("lowercase", False))
+        # Tokenizers of transformers before 4.34 do not tell.
+        self._segments = "token_type_ids" in getattr(self._tokenizer, "model_input_names", ())
+        self._whole: Any = None
 
     @property
     def chat_template(self) -> str | None:
@@ -63,6 +75,42 @@ class TransformersTokenizer:
         # A client that renders the chat template itself sends text that already begins with BOS.
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
+    def encode_pair(
+        self, text: str, pair: str | None = None, *, limit: int | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        """Return the ids of a text or of two, and which of the two each belongs to."""
+        if self._lowercase:
+            text, pair = text.lower(), pair and pair.lower()
+        try:
+            with panics_as_errors():
+                ids, types = self._encoded(text, pair, limit)
+        except RuntimeError as error:  # Such as a regular expression that gave up on this text.
+            raise RequestError(
+                f"the tokenizer refuses this text: {error}",
+                code="invalid_value",
+                param="text_input",
+            ) from None
+        return ids, types if self._segments and pair is not None else None
+
+    def _encoded(
+        self, text: str, pair: str | None, limit: int | None
+    ) -> tuple[list[int], list[int]]:
+        if self._whole is None:
+            self._whole = self._without_limits() or False
+        if limit is None and self._whole:
+            # What wraps it takes several times as long as the library itself for a short text.
+            found = self._whole.encode(text, pair)
+            return found.ids, found.type_ids
+        found = self._tokenizer(
+            text,
+            pair,
+            truncation=False if limit is None else "longest_first",
+            max_length=limit,
+            return_token_type_ids=True,
+            verbose=False,
+        )
+        return list(found["input_ids"]), list(found["token_type_ids"])
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Return the ids of a conversation, rendered with the model's chat template."""
         if self.chat_template is None:
@@ -76,7 +124,8 @@ class TransformersTokenizer:
             raise invalid_value("chat_template_kwargs", "cannot contain a chat_template")
         options = {"add_generation_prompt": True, **options, "tokenize": False}
         reason: Exception | None = None
-        for variant in _message_variants(messages):
+        asks = bool(_ASKS_FOR_NONE.search(self.chat_template))
+        for variant in _message_variants(messages, asks_for_none=asks):
             try:
                 text = self._tokenizer.apply_chat_template(variant, **options)
             except Exception as error:  # templates raise arbitrary errors through Jinja
@@ -89,13 +138,18 @@ class TransformersTokenizer:
 
     def tokenizer_json(self) -> str | None:
         """Return the content of tokenizer.json; None for a tokenizer written in Python."""
+        fast = self._without_limits()
+        return None if fast is None else str(fast.to_str())
+
+    def _without_limits(self) -> Any:
+        """Return a tokenizer of the library ``tokenizers`` that neither cuts nor pads."""
         fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if fast is None:
             return None
         fast = copy(fast)
         fast.no_padding()
         fast.no_truncation()
-        return str(fast.to_str())
+        return fast
 
     def decode(self, ids: Sequence[int]) -> str:
         ids = list(ids)
@@ -118,15 +172,19 @@ def _special_tokens(tokenizer: Any) -> dict[int, str]:
     return {i: token.content for i, token in added.items() if token.special}
 
 
-def _message_variants(messages: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+def _message_variants(
+    messages: Sequence[Mapping[str, Any]], *, asks_for_none: bool
+) -> list[list[dict[str, Any]]]:
     """Return a conversation in the variants that templates expect, the usual one first.
 
-    Some templates concatenate an assistant's content even when it is None next to tool calls. Most
-    serialize the arguments of tool calls to JSON themselves, but a few expect them as text.
+    An assistant's content may be None next to tool calls: some templates ask whether it is, some
+    concatenate it, and some would write the word. Most serialize the arguments of tool calls to
+    JSON themselves, but a few expect them as text.
     """
     variants = [[dict(message) for message in messages]]
     if any(message.get("tool_calls") for message in messages):
-        variants.append([{**message, "content": message["content"] or ""} for message in messages])
+        texts = [{**message, "content": message["content"] or ""} for message in messages]
+        variants.insert(1 if asks_for_none else 0, texts)
         variants += [[_with_json_arguments(message) for message in v] for v in variants]
     return variants
 

@@ -2,7 +2,7 @@
 
 Each ``serve`` has one from its start to its end, so that other commands find it. It is in a folder
 that only its user can access, so every client is that user. A request is a line of JSON, and so is
-the response.
+the response; some requests have several, until the client closes the connection.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Follower = Callable[[Mapping[str, Any]], AsyncGenerator[Mapping[str, Any], None]]
+"""Answers a request with several lines; it is closed when the client has gone."""
 
 SILENT = "not answering"
 """The state of a server that was stopped, or hangs."""
@@ -66,17 +69,58 @@ def control_folder() -> Path:
     return folder
 
 
+async def _follow(
+    answers: AsyncGenerator[Mapping[str, Any], None],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Send answers until they end, or the client has gone."""
+    gone = asyncio.ensure_future(reader.read())
+    pending: list[asyncio.Future[Any]] = [gone]
+    try:
+        while True:
+            answer = asyncio.ensure_future(anext(answers, None))
+            pending = [gone, answer]
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() or (line := answer.result()) is None:
+                return
+            writer.write(json.dumps(line).encode() + b"\n")
+            await writer.drain()
+    except OSError:
+        return
+    finally:
+        for each in pending:
+            each.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await answers.aclose()
+        writer.close()
+
+
+_NO_FOLLOWERS: Mapping[str, Follower] = MappingProxyType({})
+
+
 @asynccontextmanager
-async def listening(path: Path, answer: Handler) -> AsyncIterator[None]:
-    """Answer requests on a socket while the block runs; who listened there before is replaced."""
+async def listening(
+    path: Path, answer: Handler, followers: Mapping[str, Follower] = _NO_FOLLOWERS
+) -> AsyncIterator[None]:
+    """Answer requests on a socket while the block runs; who listened there before is replaced.
+
+    ``followers`` answer requests to ``do`` what they are called.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         response: Mapping[str, Any]
         try:
-            response = await answer(json.loads(await reader.readline()))
+            request = json.loads(await reader.readline())
+            if follower := followers.get(request.get("do")):
+                # At the end of the loop, which asyncio (3.11) would report as an error.
+                with suppress(asyncio.CancelledError):
+                    await _follow(follower(request), reader, writer)
+                return
+            response = await answer(request)
         except (LLMServeError, OSError) as error:
             response = {"error": str(error)}
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, AttributeError):
             response = {"error": "the request is not a line of JSON"}
         with suppress(OSError):
             writer.write(json.dumps(response).encode() + b"\n")

@@ -12,6 +12,8 @@ from llmserve.server.workarounds import DEATH_REPORTED
 
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
+_ENDS_WITHIN = 3.0
+"""Seconds within which the process of a model that raised an error ends by itself."""
 _LAST_WORDS = 2.0
 """Seconds before an end in which a line of the log may explain it."""
 
@@ -25,6 +27,8 @@ class Detector:
     def __init__(self, kept: Kept, give_up: Callable[[KeptModel], None]) -> None:
         self._kept = kept
         self._give_up = give_up
+        self._loading_at = 0.0
+        """When a model was last being loaded; others begin after it."""
 
     def check(self, now: float) -> None:
         kept = self._kept
@@ -39,6 +43,8 @@ class Detector:
     def _check_models(self, now: float) -> None:
         kept = self._kept
         loading = kept.log.progress(0).loading
+        if loading:
+            self._loading_at = now
         for name, how in kept.stubs.poll(loading).items():
             if name in kept.models:
                 kept.models[name].died_at, kept.models[name].how = now, how
@@ -46,7 +52,8 @@ class Detector:
         for model in kept.models.values():
             if not kept.triton.alive:
                 return
-            model.check_folder(kept.folder(model.name), now)
+            if model.state is not State.UNLOADED:
+                model.check_folder(kept.folder(model.name), now)
             if model.alive and model.died_at is not None:
                 model.died(now, f"its process has died: {model.how}")
                 self._quote_log(model)
@@ -66,17 +73,28 @@ class Detector:
             else:
                 model.failed(now, f"it failed to load: {why}")
             self._give_up(model)
+        elif model.name in kept.log.raised and not model.served:
+            # Triton reports that when its process has ended, and loads nothing before.
+            model.raised_at = model.raised_at or now
+            if now - model.raised_at > _ENDS_WITHIN:
+                kept.stubs.kill(model.name)
         elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
             # See workarounds.DIED_LOADING.
-            model.died_at = None
-            model.died(now, f"its process died while it was loading: {model.how}")
-            kept.lost(now, f"Triton waits for {model.name}", fault=False)
-        elif now - model.since > _RELOAD_BEGINS and not kept.log.progress(0).loading:
+            model.died_at, why = None, f"its process died while it was loading: {model.how}"
+            if kept.settings.on_demand and not model.served:
+                # Whoever asks for it has it tried again; the others still answer.
+                model.failed(now, why)
+                kept.want_restart(now, f"Triton waits for {model.name}")
+            else:
+                model.died(now, why)
+                kept.lost(now, f"Triton waits for {model.name}", fault=False)
+        elif now - max(model.since, self._loading_at) > _RELOAD_BEGINS:
             if model.served:
                 kept.lost(now, f"Triton does not load {model.name}")
             else:
                 # A new model is not worth the cost of a restart for the others.
                 model.failed(now, "Triton does not begin to load it")
+                self._give_up(model)
 
     def _quote_log(self, ended: Watch) -> None:
         """Report the line of the log that explains what has just ended, if there is one.

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
+from llmserve.contract.tasks import GENERATE
+from llmserve.contract.tensors import TEXT_PAIR
 from llmserve.errors import (
     LLMServeError,
     ModelDiedError,
@@ -64,6 +67,15 @@ class Asking(Protocol):
     async def generate(
         self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
     ) -> Any: ...
+    async def compute(
+        self,
+        model: str,
+        texts: list[str],
+        *,
+        pairs: list[str] | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Any: ...
 
 
 _ALIVE = {state.value for state in State if Watch("", state=state).alive}
@@ -75,8 +87,13 @@ def is_alive(state: str) -> bool:
 
 
 async def ask_for_token(client: Asking, model: str, timeout: float) -> None:
-    """Ask a model for a token; raise what prevents the answer."""
-    await client.generate(model, "a", max_tokens=1, timeout=timeout)
+    """Ask a model for a token, or a value if it answers with such; raise what prevents that."""
+    info = await client.model(model)
+    if info.task == GENERATE:
+        await client.generate(model, "a", max_tokens=1, timeout=timeout)
+    elif info.task:
+        pairs = ["a"] if TEXT_PAIR.name in info.inputs else None
+        await client.compute(model, ["a"], pairs=pairs, timeout=timeout)
 
 
 class Evidence(Protocol):
@@ -122,6 +139,11 @@ class Monitor:
         self._answers: Mapping[str, int] = {}
         self._seconds: Mapping[str, float] = {}
         self._failures: dict[str, list[str]] = {}
+        self._in_flight: Counter[str] = Counter()
+
+    def is_asking_for(self, name: str) -> bool:
+        """Return whether a model has not answered its canary yet."""
+        return self._in_flight[name] > 0
 
     def failing(self, name: str) -> str:
         """Return why a model fails its canaries, or "" if it does not do so repeatedly."""
@@ -151,11 +173,18 @@ class Monitor:
         return bool(busy) or answers.get(name, -1) > self._answers.get(name, -1) >= 0
 
     async def _send_canary(self, model: Watch) -> None:
+        self._in_flight[model.name] += 1
+        try:
+            await self._ask(model)
+        finally:
+            self._in_flight[model.name] -= 1
+
+    async def _ask(self, model: Watch) -> None:
         name, client = model.name, self._client()
         loads = self._evidence.loads(name)
         try:
             info = await client.model(name)
-            if "text_input" not in info.inputs or "text_output" not in info.outputs:
+            if not info.task:
                 return
             await ask_for_token(client, name, self._slow)
             self._failures.pop(name, None)

@@ -19,6 +19,7 @@ from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.restart import Restarter
+from llmserve.server.keep.shelf import Shelf
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
 
@@ -39,6 +40,8 @@ class Keeper:
         reloader = Reloader(self.kept)
         orders = Orders(self.kept, reloader)
         self.reload, self.unload = orders.reload, orders.unload
+        shelf = Shelf(self.kept, orders, reloader, lambda name: self._monitor.is_asking_for(name))
+        self.offer, self.load, self.put_away = shelf.offer, shelf.load, shelf.put_away
         self._detector = Detector(self.kept, reloader.give_up)
         self._reloader = reloader
         self._restarter = Restarter(self.kept)

@@ -30,6 +30,8 @@ class KeptModel(Watch):
     died_at: float | None = None
     how: str = ""
     """What ended its process."""
+    raised_at: float | None = None
+    """When it was seen that it cannot be loaded, while its process goes on."""
     parts: tuple[str, ...] = ()
     gone_since: float | None = None
     """When its folder was first seen to be missing."""
@@ -60,6 +62,8 @@ class Kept:
     emptied: bool = False
     """Whether a user has unloaded the last model that could answer: that is no failure."""
     models: dict[str, KeptModel] = field(default_factory=dict)
+    restart_wanted: tuple[float, str] | None = None
+    """Since when, and why, Triton is to be restarted once its models have nothing to do."""
 
     def __post_init__(self) -> None:
         self.take_over(self.server)
@@ -89,8 +93,15 @@ class Kept:
     def folder(self, name: str) -> Path:
         return self.settings.repository / name
 
+    def want_restart(self, now: float, why: str) -> None:
+        """Have Triton restarted once its models, which still answer, have nothing to do."""
+        if self.restart_wanted is None:
+            self.restart_wanted = now, why
+            self.notify(f"triton: is restarted once nobody uses it ({why})")
+
     def lost(self, now: float, why: str, *, fault: bool = True) -> None:
         """Have Triton restarted with all models that have not failed."""
+        self.restart_wanted = None
         if fault:
             self.triton.died(now, why)
         else:
@@ -107,7 +118,12 @@ class Kept:
     def failed(self) -> bool:
         """Whether nothing that could answer is left here."""
         models = [model.state is State.FAILED for model in self.models.values()]
-        return self.given_up or (bool(models) and all(models) and not self.emptied)
+        return self.given_up or (bool(models) and all(models) and not self.may_be_empty)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a Triton without models is no failure."""
+        return self.emptied or self.settings.on_demand
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, and why."""

@@ -92,7 +92,7 @@ class Orders:
         # The model before its parts.
         names = (name, *kept.models[name].parts)
         server = kept.server
-        await self._wait_until_loaded(names)
+        await self.wait_until_loaded(names)
         if kept.server is not server:
             # The next Triton loads the model: it was chosen before this could drop it.
             raise _restarting()
@@ -103,21 +103,25 @@ class Orders:
         kept.emptied = all(model.state is State.FAILED for model in kept.models.values())
         for each in names:
             server.drop(each)
-        await self._wait_until_gone(name, names)
+        await self.wait_until_gone(name, names)
 
-    async def _wait_until_loaded(self, names: Iterable[str]) -> None:
+    async def wait_until_loaded(self, names: Iterable[str]) -> None:
         """Keep the files of processes that start (workarounds.FILES_GONE)."""
         kept = self._kept
         while kept.triton.alive and not {*names}.isdisjoint(kept.log.progress(0).loading):
             await asyncio.sleep(CHECK_INTERVAL)
 
-    async def _wait_until_gone(self, name: str, names: Iterable[str]) -> None:
+    async def wait_until_gone(self, name: str, names: Iterable[str]) -> None:
+        """Return when Triton does not send requests to models any more."""
         kept = self._kept
         server, since = kept.server, time.monotonic()
         while not kept.stopping and not kept.given_up:
             if kept.server is not server:
                 # It was started without the model.
                 server, since = kept.server, time.monotonic()
+            if kept.log.progress(0).loading:
+                # Triton begins with nothing else before that.
+                since = time.monotonic()
             if kept.triton.alive and kept.log.stuck:
                 # See workarounds.STUCK_STUB.
                 kept.lost(time.monotonic(), f"Triton waits for {name}", fault=False)
@@ -134,8 +138,7 @@ class Orders:
             raise _restarting()
 
     def _does_not_unload(self, since: float) -> bool:
-        kept, late = self._kept, time.monotonic() - since > _UNLOAD_BEGINS
-        return kept.triton.alive and late and not kept.log.progress(0).loading
+        return self._kept.triton.alive and time.monotonic() - since > _UNLOAD_BEGINS
 
     def _may_answer(self, names: Iterable[str]) -> bool:
         """Return whether any model is ready; one of a Triton that hangs may answer later."""

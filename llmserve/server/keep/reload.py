@@ -37,9 +37,11 @@ class Reloader:
         kept.log.read()
         for part in (*model.parts, model.name):
             kept.log.failures.pop(part, None)
+            kept.log.unhealthy.discard(part)
+            kept.log.raised.pop(part, None)
             if part in kept.models:
                 kept.models[part].loads = kept.log.loads[part]
-                kept.models[part].died_at = None
+                kept.models[part].died_at = kept.models[part].raised_at = None
             kept.server.renew(part)
 
     def give_up(self, model: KeptModel) -> None:
@@ -51,3 +53,7 @@ class Reloader:
         task = asyncio.create_task(asyncio.to_thread(give_up))
         self._given_up_tasks.add(task)
         task.add_done_callback(self._given_up_tasks.discard)
+
+    async def wait_until_given_up(self) -> None:
+        """Wait until Triton tries no more to load what was given up."""
+        await asyncio.gather(*self._given_up_tasks)

@@ -54,11 +54,12 @@ class Restarter:
         await asyncio.to_thread(kept.server.stop, grace=0.0)
         kept.log.read()
         for model in kept.models.values():
-            if not kept.folder(model.name).is_dir():
+            if model.state is not State.UNLOADED and not kept.folder(model.name).is_dir():
                 # Alone, so that it does not keep the others from starting.
                 model.failed(time.monotonic(), f"{kept.folder(model.name)} is gone")
-        left = [model for model in kept.models.values() if model.state is not State.FAILED]
-        if not left and not kept.emptied:
+        down = (State.FAILED, State.UNLOADED)
+        left = [model for model in kept.models.values() if model.state not in down]
+        if not left and not kept.may_be_empty:
             kept.triton.failed(time.monotonic(), "")
             return
         for model in left:

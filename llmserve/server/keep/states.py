@@ -6,6 +6,8 @@
        │          │           │                  ▲
        └──────────┴───────────┴──────────────────┤
                                                  └──► failed (died too often)
+
+With ``serve --on-demand``, one that nobody needs is unloaded, until it is loading.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ class State(str, Enum):
     RESTARTING = "restarting"
     FAILED = "failed"
     """It has died too often, and stays down until a user reloads it."""
+    UNLOADED = "unloaded"
+    """It takes no memory; a request has it loaded."""
 
 
 _ALIVE = (State.READY, State.SUSPECT)
-_BEST_FIRST = ("ready", "suspect", "loading", "restarting", "failed")
+_DOWN = (State.FAILED, State.UNLOADED)
+_BEST_FIRST = ("ready", "suspect", "loading", "restarting", "unloaded", "failed")
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Watch:
 
     def died(self, now: float, why: str) -> None:
         """Record a death: it restarts after a wait, unless it has died too often recently."""
-        if self.state in (State.RESTARTING, State.FAILED):
+        if self.state in (State.RESTARTING, *_DOWN):
             return
         self._deaths = [at for at in self._deaths if now - at < _DEATHS_WINDOW] + [now]
         self.misses = 0
@@ -102,13 +107,17 @@ class Watch:
 
     def interrupted(self, now: float, why: str) -> None:
         """Record an end that is not its fault; it restarts together with its server."""
-        if self.state is not State.FAILED:
+        if self.state not in _DOWN:
             self.misses = 0
             self._to(State.RESTARTING, now, why)
 
     def failed(self, now: float, why: str) -> None:
         """Record a failure after which it is not restarted."""
         self._to(State.FAILED, now, why)
+
+    def unloaded(self, now: float) -> None:
+        """Record that it is unloaded, which who does that reports."""
+        self.misses, self.state, self.why, self.since = 0, State.UNLOADED, "", now
 
     def load_requested(self, now: float) -> None:
         """Record a user's request to load it, and forget its earlier deaths."""

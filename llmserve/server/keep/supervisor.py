@@ -9,16 +9,19 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import ServerError
+from llmserve.errors import ClientError, ServerError
+from llmserve.repository.repository import Repository
 from llmserve.server.keep.control import listening
+from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import CHECK_INTERVAL
+from llmserve.server.keep.loader import ReplicaLoader
 from llmserve.server.keep.states import best_of
 from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
 from llmserve.server.run.frontend import RunningFrontend
@@ -27,6 +30,8 @@ from llmserve.server.settings import ServerSettings
 
 Notify = Callable[[str], None]
 
+_MEASURED_EVERY = 1.0
+"""Seconds between two measurements of the memory of models that are loaded on demand."""
 _END_MARGIN = 1.0
 """Seconds for a frontend to end, in addition to its grace."""
 
@@ -41,6 +46,12 @@ class Supervisor:
     notify: Notify = lambda _: None
     control: Path | None = None
     """The control socket, on which this takes over."""
+    on_demand: OnDemand | None = None
+    """How to load models when they are needed, if not all at the start."""
+    offered: Sequence[str] = ()
+    """Which models those are."""
+    _demand: Demand | None = None
+    _measured_at: float = 0.0
     _keepers: list[Keeper] = field(default_factory=list)
     _frontends: list[WatchedFrontend] = field(default_factory=list)
 
@@ -66,6 +77,12 @@ class Supervisor:
                 zip(self.settings, self.servers, strict=True), start=1
             )
         ]
+        if self.on_demand is not None:
+            self._loader = ReplicaLoader(self._keepers)
+            for keeper in self._keepers:
+                for name in self.offered:
+                    keeper.offer(name)
+            self._demand = Demand(self.offered, self._loader, self.on_demand, self.notify)
         self._frontends = [watched(running, self.notify) for running in self.frontends]
         self._requests = [asyncio.create_task(frontend.ask()) for frontend in self._frontends]
         loop = asyncio.get_running_loop()
@@ -98,8 +115,24 @@ class Supervisor:
             frontend.check(now)
         for keeper in self._keepers:
             keeper.check(now)
+        if self._demand is not None:
+            if now - self._measured_at >= _MEASURED_EVERY:
+                self._measured_at = now
+                self._loader.measure()
+                self._withdraw_gone(self._demand)
+            self._loader.restart(now, in_use=self._demand.is_in_use())
+            self._demand.check()
         if all(keeper.kept.failed for keeper in self._keepers):
             self._give_up()
+
+    def _withdraw_gone(self, demand: Demand) -> None:
+        """Offer no more what is not loaded and has no folder, as after `llmserve remove`."""
+        for name in demand.offered:
+            if not self._keepers[0].kept.folder(name).is_dir():
+                demand.withdraw(name)
+                if name not in demand.offered:
+                    for keeper in self._keepers:
+                        keeper.kept.models.pop(name, None)
 
     def _give_up(self) -> None:
         reasons = {why for keeper in self._keepers for why in keeper.why_it_failed()}
@@ -114,22 +147,57 @@ class Supervisor:
 
     async def _listen(self, control: Path, stack: AsyncExitStack) -> None:
         try:
-            await stack.enter_async_context(listening(control, self._answer))
+            followers = {"hold": self._hold}
+            await stack.enter_async_context(listening(control, self._answer, followers))
         except OSError as error:
             # The models are loaded, and clients are served without it.
             self.notify(f"note: `llmserve reload` and others cannot reach this server: {error}")
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         do, name = request.get("do"), str(request.get("model"))
-        if do in ("reload", "unload"):
+        if do in ("load", "reload", "unload") and self._demand is not None:
+            await self._change_on_demand(self._demand, str(do), name)
+        elif do in ("reload", "unload"):
             # One change at a time, and one replica after another: the others answer meanwhile.
             async with self._changing:
                 for keeper in self._keepers:
                     if not keeper.kept.given_up:
                         await (keeper.reload(name) if do == "reload" else keeper.unload(name))
         elif do != "status":
-            raise ServerError("the request is none of status, reload and unload")
+            raise ServerError("the request is none of status, load, reload and unload")
         return self._status()
+
+    async def _change_on_demand(self, demand: Demand, do: str, name: str) -> None:
+        if name not in demand.offered and do != "unload":
+            # It may be new.
+            if name not in Repository.open(self.settings[0].repository).models:
+                await demand.load(name)
+            for keeper in self._keepers:
+                keeper.offer(name)
+            demand.offer(name)
+        if do != "load":
+            await demand.unload(name)
+        if do != "unload":
+            await demand.load(name)
+
+    async def _hold(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Hold a model for who asks for it, until that has gone."""
+        if self._demand is None:
+            yield {"failed": "this server has all of its models loaded", "code": "not_ready"}
+            return
+        try:
+            name, load = str(request.get("model")), bool(request.get("load", True))
+            hold = self._demand.hold(name, load=load)
+        except ClientError as error:
+            yield {"failed": error.problem, "hint": error.hint, "code": error.code}
+            return
+        try:
+            while True:
+                hold.changed.clear()
+                yield hold.report()
+                await hold.changed.wait()
+        finally:
+            self._demand.release(hold)
 
     def _status(self) -> dict[str, Any]:
         frontends = [{**watch.report(), "url": watch.running.url} for watch in self._frontends]
@@ -140,18 +208,34 @@ class Supervisor:
             "stopping": self._end.is_set(),
             "frontends": frontends,
         }
+        if self._demand is not None:
+            common["on_demand"] = True
         if len(replicas) == 1:
-            return {**replicas[0], **common}
+            models = self._with_demand(replicas[0]["models"])
+            return {**replicas[0], "models": models, **common}
         models = [model for replica in replicas for model in replica["models"]]
         names = dict.fromkeys(model["name"] for model in models)
         best = best_of(replicas)
         return {
             **replicas[0],
             **{key: best[key] for key in ("state", "restarts")},
-            "models": [best_of([m for m in models if m["name"] == name]) for name in names],
+            "models": self._with_demand(
+                [best_of([m for m in models if m["name"] == name]) for name in names]
+            ),
             "replicas": replicas,
             **common,
         }
+
+    def _with_demand(self, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        if (demand := self._demand) is None:
+            return [*map(dict, models)]
+        offered = demand.offered
+        return [
+            {**m, **demand.report(m["name"]), "task": self._loader.task(m["name"])}
+            if m["name"] in offered
+            else {**m}
+            for m in models
+        ]
 
     # Shutdown
 
@@ -170,6 +254,8 @@ class Supervisor:
         self._end.set()
         for task in self._requests:
             task.cancel()
+        if self._demand is not None:
+            await self._demand.settle()
         await asyncio.gather(*(keeper.settle() for keeper in self._keepers))
         extra = _END_MARGIN if grace else 0.0
         stops = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._frontends)

@@ -108,6 +108,20 @@ def memory(root: Path = Path("/")) -> tuple[float, float]:
     return free, total
 
 
+def expected_memory(model: Model) -> int:
+    """Estimate the memory of all processes of a model; it may need more."""
+    if model.damage or model.config is None or model.config.ensemble_scheduling.step:
+        return 0
+    with suppress(OSError):
+        return _memory_of_process(model) * _processes_of(model)
+    return 0
+
+
+def _processes_of(model: Model) -> int:
+    groups = model.config.instance_group if model.config else ()
+    return sum(max(1, group.count) for group in groups) or 1
+
+
 def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
     """Estimate the memory of each process of each model: a base, and the weights when loaded.
 
@@ -118,9 +132,8 @@ def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
         if model.name not in names or model.damage or model.config is None:
             continue
         if not model.config.ensemble_scheduling.step:
-            processes = sum(max(1, group.count) for group in model.config.instance_group) or 1
             with suppress(OSError):
-                sizes = [_memory_of_process(model)] * processes
+                sizes = [_memory_of_process(model)] * _processes_of(model)
                 memory_of_models[model.name] = sizes * settings.replicas
     return memory_of_models
 

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Stubs:
         self._zombie_counts: Counter[int] = Counter()
         self._waited_for: set[int] = set()
         self._checked_at = 0.0
+        self._members: set[int] = set()
 
     def poll(self, loading: Collection[str] = ()) -> dict[str, str]:
         """Return the models of which a process has died since the last call, and what ended it.
@@ -42,7 +43,7 @@ class Stubs:
         A process that was never seen alive is one of the models that are ``loading``.
         """
         died: dict[str, str] = {}
-        alive = members(self._group)
+        alive = self._members = members(self._group)
         for process in alive - self._models.keys():
             if (model := _model_of(process)) is not None:
                 self._models[process] = model
@@ -87,11 +88,44 @@ class Stubs:
             if owner == model and not self._zombie_counts[process]
         ]
 
+    def memory(self, model: str) -> tuple[int, int]:
+        """Return the bytes that a model's processes have, and the most that they ever had.
+
+        Those are resident ones, so that what processes share is counted for each.
+        """
+        processes = {*self.of(model)}
+        parents = {process: _parent(process) for process in self._members}
+        found = [process for process in parents if _descends(process, processes, parents)]
+        sizes = [_resident(process) for process in found]
+        return sum(now for now, _ in sizes), sum(most for _, most in sizes)
+
     def seconds(self, model: str) -> float:
         """Return the processor time that a model's processes have used."""
         fields = [state_of(process) for process in self.of(model)]
         ticks = sum(int(stat[11]) + int(stat[12]) for stat in fields if stat)
         return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _parent(process: int) -> int:
+    return int((state_of(process)[1:2] or ["0"])[0])
+
+
+def _descends(process: int, ancestors: Collection[int], parents: Mapping[int, int]) -> bool:
+    while process not in ancestors:
+        if (process := parents.get(process, 0)) == 0:
+            return False
+    return True
+
+
+def _resident(process: int) -> tuple[int, int]:
+    """Return the resident bytes of a process, and the most that it ever had."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0, 0
+    fields = dict(line.partition(":")[::2] for line in status.splitlines())
+    now, most = (int((fields.get(key) or "0").split()[0]) << 10 for key in ("VmRSS", "VmHWM"))
+    return now, most
 
 
 def _kill(process: int) -> None:

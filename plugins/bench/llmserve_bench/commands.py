@@ -55,6 +55,11 @@ _OPTIONS = (
     click.option(
         "--max-input-tokens", type=click.IntRange(1), help="Skip longer prompts in --dataset."
     ),
+    click.option(
+        "--texts", type=click.IntRange(1), metavar="N",
+        help="Texts of a request, by default 1, for a model that computes embeddings, scores or "
+        "labels.",
+    ),
     click.option("--warmup", type=click.IntRange(0), help="Requests to send first, not counted."),
     click.option("--stream/--no-stream", default=None, help="Stream the answers, or not."),
     click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same load."),
@@ -145,7 +150,10 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
             **{name: options[name] for name in unchanged},
         )
 
-    plan = Plan(prompts, options["stream"], on_step=progress.step, on_progress=progress.count)
+    plan = Plan(
+        prompts, options["stream"], options["texts"], on_step=progress.step,
+        on_progress=progress.count,
+    )  # fmt: skip
     return plan, load_at
 
 
@@ -185,6 +193,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @_url_option
 @click.option("--openai", metavar="URL", help="An OpenAI endpoint to measure, instead of Triton.")
 @click.option("--chat", is_flag=True, help="Send chat completions, with --openai.")
+@click.option("--embeddings", is_flag=True, help="Ask for embeddings, with --openai.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests in flight, by default 1.")
 @_repository_option
 @click.option("--http-url", help="Triton's HTTP URL, by default the port below gRPC's.")
@@ -216,9 +225,9 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
             raise click.UsageError("--tool, --metrics-url and --http-url do not work with --openai")
         senders.import_aiohttp()
         url = OpenAIApi(options["openai"]).url
-        settings["api"] = "chat" if options["chat"] else "completions"
-    elif options["chat"]:
-        raise click.UsageError("--chat works only with --openai: leave it out")
+        settings["api"] = _api(options)
+    elif flag := next((name for name in ("chat", "embeddings") if options[name]), None):
+        raise click.UsageError(f"--{flag} works only with --openai: leave it out")
     else:
         url = options["url"] or str(parse_url())
     for name in options["tools"]:
@@ -228,6 +237,13 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     target = targets.Target(options["model"], url, **settings)
     load = load_at(options["concurrency"] or 1)
     return measure.bench(target, load, plan, options["tools"])
+
+
+def _api(options: dict[str, Any]) -> str:
+    if options["chat"] and options["embeddings"]:
+        raise click.UsageError("give --chat or --embeddings, not both")
+    named = [name for name in ("chat", "embeddings") if options[name]]
+    return named[0] if named else "completions"
 
 
 @click.command()

@@ -6,7 +6,7 @@ A failed request counts as a request and as an error, but not in any time or rat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, floor, inf, log, log10, sqrt
@@ -46,6 +46,8 @@ FIGURES = {
     figure.name: figure
     for figure in (
         Figure("requests_per_second", "Requests/s"),
+        Figure("texts_per_second", "Texts/s"),
+        Figure("input_tokens_per_second", "Input tokens/s"),
         Figure("output_tokens_per_second", "Output tokens/s"),
         *(
             Figure(f"{name}_{part}", f"{word} {label}", "time")
@@ -66,8 +68,9 @@ FIGURES = {
     )
 }
 COMPARED = (
-    "requests_per_second", "output_tokens_per_second", "goodput", "latency_mean", "latency_p50",
-    "latency_p99", "ttft_mean", "ttft_p50", "ttft_p99", "token_time_mean",
+    "requests_per_second", "texts_per_second", "output_tokens_per_second", "goodput",
+    "latency_mean", "latency_p50", "latency_p99", "ttft_mean", "ttft_p50", "ttft_p99",
+    "token_time_mean",
 )  # fmt: skip
 MACHINE_GAUGES = {
     "nv_gpu_utilization": ("GPU utilization", "share"),
@@ -122,6 +125,10 @@ def figures_of(run: Run, load: Load) -> dict[str, float]:
     }
     if inputs:
         figures["input_tokens"] = fmean(inputs)
+    if texts := sum(record.texts for record in good):
+        figures["texts_per_second"] = texts / seconds
+        if inputs:
+            figures["input_tokens_per_second"] = sum(inputs) / seconds
     if outputs:
         figures["output_tokens"] = fmean(outputs)
         figures["output_tokens_per_second"] = sum(outputs) / seconds
@@ -174,8 +181,11 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
 
 
 def throughput_figure(result: Result) -> Figure:
-    """Return the figure for throughput: tokens if a model counts them, else requests."""
-    counts = any(record.output_tokens is not None for run in result.runs for record in run.good)
+    """Return the figure for throughput: tokens if a model counts them, else texts or requests."""
+    records = [record for run in result.runs for record in run.good]
+    if any(record.texts for record in records):
+        return FIGURES["texts_per_second"]
+    counts = any(record.output_tokens is not None for record in records)
     return FIGURES["output_tokens_per_second" if counts else "requests_per_second"]
 
 
@@ -262,11 +272,16 @@ def ranking(cases: Iterable[Case]) -> list[Ranked]:
         p99 = percentile([record.latency for record in good], 0.99)
         ttft = percentile([record.first_token for record in good], 0.99)
         figures = [figures_of(run, case.load) for run in case.runs]
-        # Requests if the model does not count its tokens.
-        rates = [f.get("output_tokens_per_second", f["requests_per_second"]) for f in figures]
+        rates = [_throughput(each) for each in figures]
         within = case.load.within_limits(p99, ttft)
         ranked.append(Ranked(case.name, fmean(rates), tuple(rates), p99, within))
     return sorted(ranked, key=lambda case: (not case.within_limits, -case.throughput))
+
+
+def _throughput(figures: Mapping[str, float]) -> float:
+    """Return tokens per second, or requests if the model does not count them, or texts."""
+    names = ("texts_per_second", "output_tokens_per_second", "requests_per_second")
+    return next(figures[name] for name in names if name in figures)
 
 
 def summary(result: Result) -> dict[str, Any]:

@@ -276,10 +276,10 @@ class _Worker:
         now = time.monotonic()
         self._watch_server(failure, now)
         done = parts[-1][0] if parts and failure is None else now
-        self._report.records.append(self._record(request.index, (due, sent, done), parts, failure))
+        self._report.records.append(self._record(request, (due, sent, done), parts, failure))
 
     def _record(
-        self, index: int, times: Sequence[float], parts: Parts, failure: ClientError | None
+        self, request: Request, times: Sequence[float], parts: Parts, failure: ClientError | None
     ) -> Record:
         answers = [answer for _, answer in parts]
         tokens = tokens_of([a.output_tokens for a in answers], cumulative=self._job.cumulative)
@@ -287,7 +287,7 @@ class _Worker:
         due, sent, done, *pieces = (round(moment - self._start, 6) for moment in moments)
         inputs = (answer.input_tokens for answer in answers if answer.input_tokens is not None)
         return Record(
-            index, due, sent, done,
+            request.index, due, sent, done,
             pieces=tuple(pieces),
             tokens=tokens or (),
             input_tokens=next(inputs, None),
@@ -295,6 +295,7 @@ class _Worker:
             finish_reason=next((a.finish_reason for a in answers if a.finish_reason), None),
             error=kind_of(failure) if failure else None,
             message=str(failure) if failure else None,
+            texts=len(request.texts),
         )  # fmt: skip
 
     def _watch_server(self, failure: ClientError | None, now: float) -> None:

@@ -17,6 +17,7 @@ from llmserve import __version__
 from llmserve.client import ModelInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import Registry
+from llmserve.runtime import contract
 from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
 from llmserve_bench.prompts import Prompts, TokenCounter, make_schedule
 from llmserve_bench.results import Case, Load, Record, Result, Run, Subject
@@ -30,22 +31,51 @@ LOADS = {"concurrency": int, "rate": float}
 
 @dataclass(frozen=True)
 class Plan:
-    """What all runs of a command share; ``stream`` is None if the models decide."""
+    """What all runs of a command share; ``stream`` is None if the models decide.
+
+    ``texts`` is how many texts a request has, None if it was not chosen.
+    """
 
     prompts: Prompts
     stream: bool | None = None
+    texts: int | None = None
     counter: TokenCounter | None = None
     on_step: OnStep = lambda _: None
     on_progress: OnProgress = lambda _done, _seconds: None
 
     def fit(self, load: Load, infos: Sequence[ModelInfo], counter: TokenCounter) -> Load:
         """Adapt a load to the models that get it: they stream if all of them can."""
+        texts = self._texts(infos)
         whole = [info.name for info in infos if info.exchange == "unary"]
         if self.stream and whole:
             problem = f"{', '.join(whole)} cannot stream"
             raise UsageError(problem, hint="leave out --stream")
         stream = not whole if self.stream is None else self.stream
-        return replace(load, stream=stream, prompts=self.prompts.describe(counter))
+        prompts = self.prompts.describe(counter) + (f", {texts} a request" if texts > 1 else "")
+        return replace(load, stream=stream, texts=texts, prompts=prompts)
+
+    def _texts(self, infos: Sequence[ModelInfo]) -> int:
+        """Return how many texts a request has; 0 if the models generate text."""
+        generate = [info.name for info in infos if info.task in (contract.GENERATE, "")]
+        if not generate:
+            self._refuse_for_values(infos[0])
+            return self.texts or 1
+        if len(generate) < len(infos):
+            others = sorted({info.name for info in infos} - set(generate))
+            problem = f"{generate[0]} generates text, and {others[0]} does not"
+            raise UsageError(problem, hint="compare models that are for the same")
+        if self.texts is not None:
+            raise UsageError(f"{generate[0]} generates text", hint="leave out --texts")
+        return 0
+
+    def _refuse_for_values(self, info: ModelInfo) -> None:
+        for flag, given in (
+            ("--stream", self.stream),
+            ("--output-tokens", self.prompts.output_tokens),
+        ):
+            if given:
+                problem = f"{info.name} {contract.task_of(info.task).does}"
+                raise UsageError(problem, hint=f"leave out {flag}")
 
     def run(self, target: Target, info: ModelInfo, load: Load, counter: TokenCounter) -> Run:
         ours = info.made_by_llmserve is not None

@@ -220,12 +220,16 @@ def _sample(entry: Any, place: str) -> Sample:
 
 @dataclass(frozen=True)
 class Request:
-    """A request to send; with a rate, ``due`` is when, in seconds from the start."""
+    """A request to send; with a rate, ``due`` is when, in seconds from the start.
+
+    One to a model that answers with values has ``texts``.
+    """
 
     index: int
     prompt: str
     options: Mapping[str, Any]
     due: float | None = None
+    texts: tuple[str, ...] = ()
 
 
 def arrival_times(load: Load) -> list[float]:
@@ -255,9 +259,13 @@ def make_schedule(
     times = arrival_times(load) if load.rate is not None else None
     count = load.requests if times is None else len(times)
     draw = random.Random(f"prompts {load.seed}")  # noqa: S311
-    samples = prompts.samples(counter, count or _DISTINCT, draw)
+    each = max(1, load.texts)
+    samples = prompts.samples(counter, (count or _DISTINCT) * each, draw)
 
     def request(at: int, due: float | None = None) -> Request:
+        if load.texts:
+            chosen = [samples[(at * each + i) % len(samples)].text for i in range(each)]
+            return Request(at, "", load.options, due, tuple(chosen))
         sample = samples[at % len(samples)]
         length = prompts.output_length(sample, counter, draw)
         options: dict[str, Any] = {} if length is None else {"max_tokens": length}
@@ -265,9 +273,9 @@ def make_schedule(
             options["ignore_eos"] = True
         return Request(at, sample.text, {**options, **load.options}, due)
 
-    total = len(samples) if count is None else count
+    total = max(1, len(samples) // each) if count is None else count
     requests = [request(at, times[at] if times else None) for at in range(total)]
     if prompts.dataset is None:
         # Different words than in the run: a server may cache prompts.
-        samples = prompts.samples(counter, load.warmup, draw)
+        samples = prompts.samples(counter, load.warmup * each, draw)
     return [request(at) for at in range(load.warmup)], requests

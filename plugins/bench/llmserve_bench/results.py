@@ -32,6 +32,8 @@ class Record:
     finish_reason: str | None = None
     error: str | None = None
     message: str | None = None
+    texts: int = 0
+    """How many texts it had, if the model answers with values."""
 
     @property
     def latency(self) -> float:
@@ -66,7 +68,8 @@ class Load:
 
     Either ``concurrency`` requests are always in flight, or ``rate`` of them are sent per second
     without waiting for answers. ``requests`` or ``duration`` ends the load. ``prompts`` describes
-    the prompts, and ``limit_latency`` and ``limit_ttft`` are the limits for goodput.
+    the prompts, and ``limit_latency`` and ``limit_ttft`` are the limits for goodput. ``texts`` is
+    how many texts a request has, if the model answers with values; 0 if it generates text.
     """
 
     concurrency: int | None = None
@@ -83,6 +86,7 @@ class Load:
     limit_ttft: float | None = None
     processes: int = 1
     timeout: float | None = None
+    texts: int = 0
 
     def within_limits(self, latency: float, first_token: float) -> bool:
         return latency <= (self.limit_latency or inf) and first_token <= (self.limit_ttft or inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -18,10 +19,11 @@ from llmserve.client import (
     connect_async,
 )
 from llmserve.errors import LLMServeError, RequestRejectedError
+from llmserve.runtime import contract
 from llmserve_bench.prompts import Request
 from llmserve_bench.results import Load
 
-Api = Literal["triton", "completions", "chat"]
+Api = Literal["triton", "completions", "chat", "embeddings"]
 Parts = list[tuple[float, "Piece | Completion"]]
 """The parts of an answer, each with its arrival time."""
 _LONGEST_LINE = 1 << 20
@@ -33,9 +35,12 @@ class TritonSender:
         self._client: AsyncClient = connect_async(url, timeout=load.timeout)
         self._model = model
         self._stream = load.stream
+        self._reads_pairs = False
 
     async def __aenter__(self) -> TritonSender:
-        await self._client.model(self._model)
+        info = await self._client.model(self._model)
+        pair = info.inputs.get(contract.TEXT_PAIR.name)
+        self._reads_pairs = pair is not None and not pair.optional
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -44,6 +49,15 @@ class TritonSender:
     async def send(self, request: Request, parts: Parts) -> None:
         """Send a request and append each part of its answer when it arrives."""
         model, prompt, options = self._model, request.prompt, request.options
+        if request.texts:
+            texts, pairs = list(request.texts), None
+            if self._reads_pairs:
+                # The first is the query of them all.
+                texts, pairs = [texts[0]] * len(texts), texts
+            computed = await self._client.compute(model, texts, pairs=pairs, **options)
+            tokens = None if computed.input_tokens is None else sum(computed.input_tokens)
+            parts.append((time.monotonic(), Completion("", input_tokens=tokens)))
+            return
         if not self._stream:
             answer = await self._client.generate(model, prompt, **options)
             parts.append((time.monotonic(), answer))
@@ -76,10 +90,7 @@ class OpenAISender:
         await self._session.close()
 
     async def send(self, request: Request, parts: Parts) -> None:
-        options = request.options
-        if self._chat:
-            options = {"messages": [{"role": "user", "content": request.prompt}], **options}
-        post = self._api.request(self._model, request.prompt, options, stream=self._load.stream)
+        post = self._post_of(request)
         try:
             await self._post(post, parts)
         except asyncio.TimeoutError:
@@ -88,6 +99,16 @@ class OpenAISender:
             raise self._api.unreachable(error) from None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RequestRejectedError("the response is not in OpenAI's format") from None
+
+    def _post_of(self, request: Request) -> OpenAIRequest:
+        options = request.options
+        if request.texts:
+            body = {"model": self._model, "input": request.texts, "encoding_format": "base64"}
+            raw = json.dumps({**body, **options}).encode()
+            return OpenAIRequest(f"{self._api.url}/embeddings", self._api.headers(), raw)
+        if self._chat:
+            options = {"messages": [{"role": "user", "content": request.prompt}], **options}
+        return self._api.request(self._model, request.prompt, options, stream=self._load.stream)
 
     async def _post(self, post: OpenAIRequest, parts: Parts) -> None:
         request = self._session.post(post.url, data=post.body, headers=post.headers)

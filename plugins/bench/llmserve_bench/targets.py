@@ -21,6 +21,7 @@ from llmserve.plugin import (
     make_plan,
     parse_assignments,
 )
+from llmserve.runtime import contract
 from llmserve.server import Address, ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
@@ -48,7 +49,9 @@ class Target:
 
     def info(self) -> ModelInfo:
         if self.api != "triton":
-            # An OpenAI endpoint streams, and does not report what else it accepts.
+            # An OpenAI endpoint does not report what it accepts.
+            if self.api == "embeddings":
+                return ModelInfo(self.model, "unary", False, None, {}, {}, task=contract.EMBED)
             return ModelInfo(self.model, "stream", False, None, {}, {})
         with connect(self.url) as client:
             return client.model(self.model)

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from llmserve_deploy.configured import CommandWithFile
+from llmserve.plugin import FileCommand
+from llmserve_deploy.configured import settings_of
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _COUNT = click.IntRange(1)
@@ -69,7 +70,10 @@ def _command(
     if dashboard:
         summary = "Also write a dashboard for Grafana and alerts."
         parameters.append(click.Option(["--dashboard"], is_flag=True, help=summary))
-    return CommandWithFile(target, params=parameters, help=about, callback=partial(_deploy, target))
+    return FileCommand(
+        target, params=parameters, help=about, callback=partial(_deploy, target),
+        subject="repository", verb="deploy", options=settings_of,
+    )  # fmt: skip
 
 
 def _deploy(
@@ -84,7 +88,7 @@ def _deploy(
     dashboard: bool = False,
     **settings: Any,
 ) -> None:
-    del config  # CommandWithFile has read it.
+    del config  # FileCommand has read it.
     from llmserve.errors import UsageError
     from llmserve.plugin import wheels_named
     from llmserve_deploy.description import describe

@@ -26,15 +26,21 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.addresses import check_collector
 
         check_collector(place.collector)
+    if place.batches:
+        from llmserve_gateway.batches.folder import check_folder
+
+        check_folder(place.batches)
     args = ["-m", __name__]
     for triton in place.tritons:
         args += ["--url", triton.grpc]
         args += ["--triton-metrics", triton.metrics] if triton.metrics else []
     args += ["--host", place.host, "--port", str(place.port), "--grace", str(place.grace)]
     args += ["--supervisor", str(place.status)] if place.status else []
+    args += ["--on-demand"] if place.on_demand and place.status else []
     args += [arg for name in place.models for arg in ("--model", name)]
     args += ["--otlp-endpoint", place.collector] if place.collector else []
     args += ["--keys", str(place.keys)] if place.keys else []
+    args += ["--batches", str(place.batches)] if place.batches else []
     return [*args, "--no-auth"] if place.open else args
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmserve_gateway.errors import ApiError, bad_request
+from llmserve_gateway.errors import ApiError, bad_request, queue_full
 
 if TYPE_CHECKING:
     from llmserve_gateway.catalog import Catalog
     from llmserve_gateway.fields import ParsedRequest
+    from llmserve_gateway.value_requests import ValueRequest
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ class Limits:
     ``max_requests`` run concurrently, ``max_queue`` wait for a slot, and the prompts to each model
     together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
     A request for N answers counts as N requests.
+
+    ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others.
     """
 
     max_requests: int = 256
     max_queue: int = 256
     max_queued_tokens: int = 1_000_000
+    batch_requests: int = 32
+    batch_beside: int = 1
 
 
 class Admission:
@@ -39,6 +44,12 @@ class Admission:
         self.tokens: Counter[str] = Counter()
         """The tokens of each model's prompts, which run or wait."""
         self.draining = False
+        self.beside = 0
+        """The slots of batches, which make room for all others."""
+        self.on_arrival: Callable[[], None] = lambda: None
+        """What makes that room."""
+        self.idle_since: float | None = 0.0
+        """When the last request ended that is not of a batch, if none runs or waits."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
@@ -57,6 +68,8 @@ class Admission:
         slots = min(answers, self.limits.max_requests)
         # No await may come between this check and taking the slots.
         self._check_limits(model, tokens, slots)
+        self.idle_since = None
+        self.on_arrival()
         self.tokens[model] += tokens
         try:
             if self._fits(slots) and not self._waiting:
@@ -71,21 +84,34 @@ class Admission:
             self.tokens[model] -= tokens
             if not self.tokens[model]:
                 del self.tokens[model]
+            if not self.running and not self._waiting:
+                self.idle_since = asyncio.get_running_loop().time()
+
+    @contextmanager
+    def admit_beside(self, slots: int) -> Iterator[None]:
+        """Hold slots of a batch, which has asked itself whether there is room."""
+        self.beside += slots
+        try:
+            yield
+        finally:
+            self.beside -= slots
+            self._release(0)
 
     def _fits(self, slots: int) -> bool:
-        return self.running + slots <= self.limits.max_requests
+        return self.running + self.beside + slots <= self.limits.max_requests
 
     def _check_limits(self, model: str, tokens: int, slots: int) -> None:
         if self.draining:
             raise ApiError(
                 503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
             )
-        runs_now = self._fits(slots) and not self._waiting
+        # Batches are about to make room.
+        runs_now = self.running + slots <= self.limits.max_requests and not self._waiting
         if not runs_now and self.waiting + slots > self.limits.max_queue:
-            raise _queue_full(f"{self.running} requests are running and {self.waiting} wait")
+            raise queue_full(f"{self.running} requests are running and {self.waiting} wait")
         in_flight = self.tokens[model]
         if in_flight and in_flight + tokens > self.limits.max_queued_tokens:
-            raise _queue_full(f"prompts of about {in_flight} tokens are in flight")
+            raise queue_full(f"prompts of about {in_flight} tokens are in flight")
 
     async def _wait_for_slots(self, slots: int, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -121,17 +147,10 @@ def _time_out(turn: asyncio.Future[None], seconds: float) -> None:
         turn.set_exception(ApiError(504, f"no slot was free for {seconds:g} s", code="timeout"))
 
 
-def _queue_full(why: str) -> ApiError:
-    return ApiError(
-        429,
-        f"too many requests: {why}; try again in a second",
-        code="queue_full",
-        headers={"retry-after": "1", "retry-after-ms": "1000"},
-    )
-
-
-async def check_fits(request: ParsedRequest, catalog: Catalog) -> None:
+async def check_fits(request: ParsedRequest | ValueRequest, catalog: Catalog) -> None:
     """Refuse a prompt that cannot fit into its model, before it counts or the model reads it."""
+    if request.cuts:
+        return
     context = await catalog.context_length(request.model)
     longest = await catalog.longest_prompt(request.model)
     messages = request.options.get("messages") or ()
@@ -145,6 +164,6 @@ async def check_fits(request: ParsedRequest, catalog: Catalog) -> None:
             raise bad_request(
                 f"this model's maximum context length is {context} tokens, which the prompt's "
                 f"{size} {unit} exceed: shorten it",
-                "messages" if messages else "prompt",
+                "messages" if messages else request.sent.get("text_input", "prompt"),
                 "context_length_exceeded",
             )

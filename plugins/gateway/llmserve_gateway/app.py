@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,61 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from llmserve.errors import LLMServeError
+from llmserve.errors import LLMServeError, ServerError
 from llmserve.runtime.contract import OPTIONS
+from llmserve.server import ask
 from llmserve_gateway import anthropic, responses
+from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.routes import BatchRoutes
+from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
-from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
+from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
 from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
+from llmserve_gateway.value_requests import (
+    read_classify,
+    read_cohere_rerank,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
+from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
 PAGE = Path(__file__).with_name("page")
+_END_SECONDS = 5.0
+"""How long what runs beside requests may take to end."""
 _METRICS_TYPE = "text/plain; version=0.0.4"
 
 CHAT = Dialect(read_chat, ChatWriter)
 COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completion")
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
+EMBEDDINGS = ValueDialect(read_embeddings, EmbeddingsWriter, "embeddings")
+RERANKING = ValueDialect(read_rerank, RankingWriter, "rerank", ApiError.jina_json)
+COHERE_RERANKING = ValueDialect(read_cohere_rerank, RankingWriter, "rerank", ApiError.cohere_json)
+SCORING = ValueDialect(read_score, ScoreWriter, "score")
+CLASSIFYING = ValueDialect(read_classify, LabelWriter, "classify")
+# By all names that these have in the APIs of OpenAI, Jina, Cohere and vLLM.
+DIALECTS: Mapping[str, AnyDialect] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANKING,
+    "/v2/rerank": COHERE_RERANKING,
+    "/rerank": RERANKING,
+    "/v1/score": SCORING,
+    "/score": SCORING,
+    "/classify": CLASSIFYING,
+}
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -69,7 +102,7 @@ Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
 class Endpoint:
     """An ASGI application for one path; it streams without going through Starlette."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, dialect: AnyDialect) -> None:
         self._gateway = gateway
         self._dialect = dialect
 
@@ -87,7 +120,7 @@ class Page(StaticFiles):
 
 
 class Routes:
-    """The endpoints that do not generate text."""
+    """The endpoints that do not ask a model for an answer."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -97,7 +130,8 @@ class Routes:
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
         names = await self._offered(key)
-        data = await asyncio.gather(*(self._model(name) for name in names))
+        loadable = {report["name"]: report for report in await self._catalog.loadable()}
+        data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
         return _json({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
@@ -105,7 +139,32 @@ class Routes:
         if name not in await self._offered(key):
             what = f"there is no model {name[:200]!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return _json(await self._model(name))
+        return _json(await self._model(name, await self._loadable(name)))
+
+    async def load(self, request: Request, key: Key | None) -> Response:
+        """Load a model now, whatever has failed before, and answer when it is loaded."""
+        return await self._change("load", request, key)
+
+    async def unload(self, request: Request, key: Key | None) -> Response:
+        """Unload a model once its requests are answered; the next one has it loaded again."""
+        return await self._change("unload", request, key)
+
+    async def _change(self, do: str, request: Request, key: Key | None) -> Response:
+        settings = self._gateway.settings
+        if not (key.operator if key else settings.local):
+            what = f"this key may not {do} models" if key else f"to {do} a model takes a key"
+            raise ApiError(403, f"{what}: llmserve key new NAME --operator makes one that may")
+        name: str = Fields(await _body(request)).text("model")
+        self._gateway.check_model(key, name)
+        if await self._loadable(name) is None or not isinstance(settings.supervisor, Path):
+            what = f"there is no model {name[:200]!r} that is loaded on demand"
+            raise ApiError(404, what, param="model", code="model_not_found")
+        order = {"do": do, "model": name}
+        try:
+            await asyncio.to_thread(ask, settings.supervisor, order, settings.request_timeout)
+        except ServerError as error:
+            raise ApiError(503, str(error), param="model", code="model_not_loaded") from None
+        return _json(await self._model(name, await self._loadable(name)))
 
     async def tokenize(self, request: Request, key: Key | None) -> Response:
         """Return the tokens of a text or a conversation, in vLLM's format."""
@@ -121,8 +180,9 @@ class Routes:
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
                 options = replace(tools, choice="auto", named=None).options(options)
-            info = await self._catalog.info(name)
-            options = await self._gateway.tools.place(info, options, tools)
+            async with self._loaded(request, key, name):
+                info = await self._catalog.info(name)
+                options = await self._gateway.tools.place(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
@@ -149,8 +209,9 @@ class Routes:
         self._gateway.check_model(key, parsed.model)
         names = ("messages", "chat_template_kwargs")
         options = {name: parsed.options[name] for name in names if name in parsed.options}
-        info = await self._catalog.info(parsed.model)
-        options = await self._gateway.tools.place(info, options, parsed.tools)
+        async with self._loaded(request, key, parsed.model):
+            info = await self._catalog.info(parsed.model)
+            options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
         return _json({"input_tokens": len(report["ids"])})
 
@@ -190,14 +251,17 @@ class Routes:
             models = await self._offered(key)
         except LLMServeError:
             models = []  # Triton is not reachable, but the API is the same.
-        return _json(make_document(models))
+        return _json(make_document(models, batches=self._gateway.settings.batches is not None))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
         running = {replica.url: replica.running for replica in self._gateway.client.all}
-        metrics.update(self._catalog.observed, await self._catalog.supervised(), running)
+        supervised = await self._catalog.supervised()
+        metrics.update(self._catalog.observed, supervised, running)
+        if loads := self._gateway.loads:
+            metrics.update_loads(supervised, loads.waiting)
         metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))
         return Response(metrics.text(key.measured_models if key else ()), media_type=_METRICS_TYPE)
 
@@ -244,20 +308,44 @@ class Routes:
     ) -> dict[str, Any]:
         """Ask a model about a prompt; this costs it as much as reading a prompt to answer it."""
         ((text, options),) = prompt.model_calls()
-        async with self._gateway.admit(key, prompt, self._gateway.timeout(request.headers)):
+        timeout = self._gateway.timeout(request.headers)
+        async with (
+            self._gateway.load(key, prompt, timeout),
+            self._gateway.admit(key, prompt, timeout),
+        ):
             return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:
-        names = [info.name for info in await self._catalog.offered()]
+        names = await self._catalog.names()
         return [name for name in names if key is None or not key.models or name in key.models]
 
-    async def _model(self, name: str) -> dict[str, Any]:
+    def _loaded(
+        self, request: Request, key: Key | None, name: str
+    ) -> AbstractAsyncContextManager[None]:
+        """Keep a model loaded while it is asked something."""
+        timeout = self._gateway.timeout(request.headers)
+        return self._gateway.load(key, ParsedRequest(name, {}), timeout)
+
+    async def _loadable(self, name: str) -> dict[str, Any] | None:
+        reports = await self._catalog.loadable()
+        return next((report for report in reports if report["name"] == name), None)
+
+    async def _model(self, name: str, loadable: Mapping[str, Any] | None) -> dict[str, Any]:
+        fields = loadable and {
+            "loaded": loadable["loaded"],
+            "size": loadable["size"],
+            "state": loadable["state"],
+            "pinned": loadable["pinned"],
+            "why": loadable["why"],
+        }
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
+            "task": loadable["task"] if loadable else (await self._catalog.info(name)).task,
+            **(fields or {}),
         }
 
     async def _model_name(self, fields: Fields, key: Key | None) -> str:
@@ -285,37 +373,43 @@ def _absent(path: str) -> str:
     """Return what to say of a part of OpenAI's API that this server does not have; else nothing."""
     for prefix, what in _ABSENT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
-            return (
-                f": this server generates text, and has no {what}; GET /openapi.json lists it all"
-            )
+            return f": this server has text models, and no {what}; GET /openapi.json lists it all"
     return ""
 
 
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton on the first request."""
     gateway = Gateway(settings)
+    folder = Folder(settings.batches) if settings.batches else None
+    runner = Runner(gateway, folder, lambda *call: app(*call)) if folder else None
     routes = Routes(gateway)
     guarded, keyed = routes.guarded, not settings.open_metrics
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         del app
-        canaries = asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))
+        tasks = [asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))]
+        if runner is not None:
+            tasks.append(asyncio.ensure_future(runner.run()))
         yield
-        canaries.cancel()
+        for task in tasks:
+            task.cancel()
+        # Not without end: before Python 3.12, `wait_for` may lose a cancellation.
+        await asyncio.wait(tasks, timeout=_END_SECONDS)
+        if folder is not None:
+            folder.close()
         await gateway.close()
 
     def post(path: str, endpoint: Any) -> Route:
         return Route(path, endpoint, methods=["POST"])
 
     api_routes = [
-        post("/v1/chat/completions", Endpoint(gateway, CHAT)),
-        post("/v1/completions", Endpoint(gateway, COMPLETION)),
-        post("/v1/responses", Endpoint(gateway, RESPONSE)),
-        post("/v1/messages", Endpoint(gateway, MESSAGE)),
+        *(post(path, Endpoint(gateway, dialect)) for path, dialect in DIALECTS.items()),
         post("/v1/messages/count_tokens", guarded(routes.count_tokens, anthropic.error_body)),
         post("/tokenize", guarded(routes.tokenize)),
         post("/detokenize", guarded(routes.detokenize)),
+        post("/models/load", guarded(routes.load)),
+        post("/models/unload", guarded(routes.unload)),
         Route("/v1/models", guarded(routes.models)),
         Route("/v1/models/{name:path}", guarded(routes.model)),
         Route("/livez", routes.live),
@@ -325,6 +419,16 @@ def make_app(settings: Settings) -> Starlette:
         Route("/openapi.json", guarded(routes.document)),
         Route("/metrics", guarded(routes.metrics, keyed=keyed)),
         Route("/metrics/triton", guarded(routes.triton_metrics, keyed=keyed)),
+    ]
+
+    batches = BatchRoutes(runner, [route.path for route in api_routes])
+    api_routes += [
+        Route("/v1/files", guarded(batches.files), methods=["GET", "POST"]),
+        Route("/v1/files/{id}", guarded(batches.file), methods=["GET", "DELETE"]),
+        Route("/v1/files/{id}/content", guarded(batches.content)),
+        Route("/v1/batches", guarded(batches.batches), methods=["GET", "POST"]),
+        Route("/v1/batches/{id}", guarded(batches.batch)),
+        post("/v1/batches/{id}/cancel", guarded(batches.cancel)),
     ]
 
     async def missing(request: Request, error: Any) -> Response:

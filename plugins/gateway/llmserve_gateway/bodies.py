@@ -35,7 +35,7 @@ async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, A
     try:
         if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
             if "expect" not in headers:  # Such a client waits, and sends nothing to a refusal.
-                await _discard(receive)
+                await discard(receive)
             raise _too_large()
         body = await asyncio.wait_for(_read(receive), _TIMEOUT_SECONDS)
     except asyncio.TimeoutError:
@@ -65,14 +65,14 @@ async def _read(receive: Receive) -> bytes:
         count += 1
         if size > MAX_BYTES or count > MAX_PIECES:
             if message.get("more_body"):
-                await _discard(receive)
+                await discard(receive)
             raise _too_large()
         pieces.append(piece)
         if not message.get("more_body"):
             return b"".join(pieces)
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
     """Read the rest of a refused body, as far as that costs little."""
 
     async def read() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,10 @@ from llmserve.errors import (
     RequestTimeoutError,
     ServerError,
 )
+from llmserve.runtime.contract import GENERATE
 from llmserve.server import ask, health
 from llmserve_gateway.errors import ApiError
+from llmserve_gateway.loads import Loads
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 
 _INSPECT_SECONDS = 30.0
@@ -34,7 +36,7 @@ _INSPECT_SECONDS = 30.0
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
-_OPTIONAL = ("chat_template", "longest_prompt")
+_OPTIONAL = ("chat_template", "longest_prompt", "labels", "prompts")
 """What models of older versions do not report about prompts."""
 
 Supervisor = Path | Callable[[], dict[str, Any]] | None
@@ -85,10 +87,13 @@ class Catalog:
         client: Callable[[], Replicas],
         named: Sequence[str] = (),
         supervisor: Supervisor = None,
+        loads: Loads | None = None,
     ) -> None:
         self._client = client
         self._named = named
         self._supervisor = supervisor
+        self._loads = loads
+        """What has models loaded on demand, if they are."""
         self._models: dict[str, Health] = {}
         self._describing: dict[str, asyncio.Future[None]] = {}
         self._asked: list[Health] = []
@@ -107,7 +112,7 @@ class Catalog:
         return name in self._models
 
     async def offered(self, *, refresh: bool = False) -> list[ModelInfo]:
-        """Return the loaded models with text input and output that are not part of another."""
+        """Return the loaded models that take text and have a task, and are no part of another."""
         client = self._client()
         names = self._named or await client.models()
         loaded = []
@@ -124,9 +129,24 @@ class Catalog:
         return [
             info
             for info in loaded
-            if "text_input" in info.inputs
-            and "text_output" in info.outputs
-            and info.name not in parts
+            if "text_input" in info.inputs and info.task and info.name not in parts
+        ]
+
+    async def names(self) -> list[str]:
+        """Return the models that a request may name, some of which are to be loaded then."""
+        if self._loads is None:
+            return [info.name for info in await self.offered()]
+        return [report["name"] for report in await self.loadable()]
+
+    async def loadable(self) -> list[dict[str, Any]]:
+        """Return what `serve` reports of the models that it loads on demand."""
+        if self._loads is None:
+            return []
+        named = self._named
+        return [
+            report
+            for report in await self.supervised()
+            if "loaded" in report and (not named or report["name"] in named) and report["task"]
         ]
 
     async def info(self, name: str) -> ModelInfo:
@@ -143,7 +163,7 @@ class Catalog:
             return await self._client().model(name)
         except ModelNotReadyError as error:
             # Triton's own list includes the parts of ensembles.
-            names = [info.name for info in await self.offered()]
+            names = await self.names()
             if self.is_observed(name) and (not names or name in await self._down()):
                 # It is being loaded again, or Triton is about to end.
                 raise ApiError(
@@ -163,15 +183,17 @@ class Catalog:
         unsupported = ApiError(400, f"{name!r} does not report how it tokenizes", param="model")
         if not info.made_by_llmserve:
             raise unsupported
+        if info.task == GENERATE:
+            # One of an older llmserve answers the prompt instead.
+            options["max_tokens"] = 1
         answer = await self._client().generate(
-            name, prompt, prompt_only=True, max_tokens=1, timeout=_INSPECT_SECONDS, **options
+            name, prompt, prompt_only=True, timeout=_INSPECT_SECONDS, **options
         )
         try:
             report = json.loads(answer.text)
             required = {key: report[key] for key in ("ids", "text", "context_length")}
             return {**required, **{key: report.get(key) for key in _OPTIONAL}}
         except (ValueError, KeyError, TypeError):
-            # A model from an older llmserve has answered the prompt instead.
             raise unsupported from None
 
     async def context_length(self, name: str) -> int | None:
@@ -189,6 +211,18 @@ class Catalog:
         template = (await self._description(name)).get("chat_template")
         return template if isinstance(template, str) else None
 
+    async def labels(self, name: str) -> list[str]:
+        """Return the labels of a classifier in the order of its classes, if it reports them."""
+        return await self._words(name, "labels")
+
+    async def prompts(self, name: str) -> list[str]:
+        """Return the names of a model's own prompts, if it reports them."""
+        return await self._words(name, "prompts")
+
+    async def _words(self, name: str, field: str) -> list[str]:
+        words = (await self._description(name)).get(field)
+        return words if isinstance(words, list) else []
+
     async def _description(self, name: str) -> dict[str, Any]:
         """Return what a model reports about itself; :meth:`watch` keeps it up to date."""
         model = self.health(name)
@@ -203,12 +237,16 @@ class Catalog:
         return model.description or {}
 
     async def _describe(self, name: str, process: object = None) -> None:
+        # It must not be unloaded meanwhile; one that is not loaded is described when it is.
+        loads = self._loads
+        held = loads.hold_if_loaded(name) if loads is not None else nullcontext()
         with suppress(LLMServeError, asyncio.TimeoutError):
-            try:
-                report = await asyncio.wait_for(self.inspect_prompt(name), _QUICK_SECONDS)
-            except (RequestRejectedError, ApiError):
-                report = {}
-            self.health(name).description, self.health(name).described = report, process
+            async with held:
+                try:
+                    report = await asyncio.wait_for(self.inspect_prompt(name), _QUICK_SECONDS)
+                except (RequestRejectedError, ApiError):
+                    report = {}
+                self.health(name).description, self.health(name).described = report, process
 
     async def by_model(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the values of models or their parts, keyed by the models."""
@@ -260,6 +298,12 @@ class Catalog:
         self._asked = [
             m for m in models if m.name not in reports or m.state is not health.State.READY
         ]
+        if self._loads is not None:
+            # A canary of this process might be answered while its model is unloaded.
+            for model in self._asked:
+                if health.is_alive(reports.get(model.name, {}).get("state", "")):
+                    model.answered(time.monotonic())
+            self._asked = []
         processes = {name: _process(reports.get(name)) for name in names}
         outdated = [
             self._describe(model.name, processes[model.name])
@@ -290,6 +334,8 @@ class Catalog:
         """Return the models that `serve` knows not to serve at the moment, and why."""
         down = {}
         for model in await self.supervised():
+            if model["state"] == health.State.UNLOADED.value:
+                continue
             if not health.is_alive(model["state"]):
                 down[model["name"]] = f"{model['state']}: {model['why']}"
             elif why := model.get("failing"):
@@ -304,7 +350,15 @@ class Catalog:
             return {"ready": False, "why": str(error) or "no answer in 2 s", "models": {}}
         down = await self._down()
         models: dict[str, dict[str, Any]] = {}
+        for report in await self.loadable():
+            # What is to be loaded answers as well, a little later.
+            name, loaded = report["name"], report["loaded"]
+            models[name] = {"ready": name not in down, "loaded": loaded}
+            if name in down:
+                models[name]["why"] = down[name]
         for info in offered:
+            if info.name in models:
+                continue
             model = self.health(info.name)
             reasons = [down[name] for name in (info.name, *info.parts) if name in down]
             models[info.name] = {"ready": model.alive and not reasons}

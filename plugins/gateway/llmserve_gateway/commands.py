@@ -50,6 +50,29 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Tokens in the prompts of all requests to one model.",
 )
 @click.option(
+    "--batches",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="LLMSERVE_BATCHES",
+    metavar="FOLDER",
+    help="Accept files and batches of requests, and keep them in this folder.",
+)
+@click.option(
+    "--batch-requests",
+    type=COUNT,
+    default=32,
+    show_default=True,
+    envvar="LLMSERVE_BATCH_REQUESTS",
+    help="Concurrent requests of batches while there are no others.",
+)
+@click.option(
+    "--batch-beside",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    envvar="LLMSERVE_BATCH_BESIDE",
+    help="Concurrent requests of batches beside others.",
+)
+@click.option(
     "--request-timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
@@ -72,6 +95,7 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
 )
 @click.option("--open-metrics", is_flag=True, help="Serve metrics without a key.")
 @click.option("--supervisor", type=FILE, hidden=True, help="Control socket of `serve`.")
+@click.option("--on-demand", is_flag=True, hidden=True, help="Whether it loads on demand.")
 @click.option(
     "--tool-parser",
     "tool_parsers",
@@ -126,6 +150,8 @@ def gateway(
     llmserve gateway --url one.example:8001 --url another.example:8001
     """
     os.environ.update({**GRPC, **os.environ})
+    from dataclasses import fields
+
     from llmserve.client import parse_url
     from llmserve.plugin import Address, UsageError
     from llmserve_gateway.admission import Limits
@@ -140,7 +166,7 @@ def gateway(
     if triton_metrics[len(addresses) :]:
         raise UsageError("more --triton-metrics than --url", hint="give one for each --url")
     pairs = zip_longest(addresses, triton_metrics, fillvalue="")
-    limit_names = ("max_requests", "max_queue", "max_queued_tokens")
+    limit_names = [field.name for field in fields(Limits)]
     limits = Limits(**{name: options.pop(name) for name in limit_names})
     listening_names = ("host", "port", "grace", "no_auth", "tls_cert", "tls_key")
     listening = Listening(**{name: options.pop(name) for name in listening_names})
@@ -180,6 +206,7 @@ def key() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(min=1), help="Rate limit.")
 @click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Rate limit.")
 @click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
+@click.option("--operator", is_flag=True, help="Let it load and unload models.")
 def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 

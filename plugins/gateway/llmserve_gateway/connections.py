@@ -128,6 +128,8 @@ class Connection(asyncio.Protocol):
         self._line = b""
         self._last = b""
         """The last bytes that arrived, in which the end of a head may have begun."""
+        self._body_seconds: float | None = None
+        """How long the body may take of the request that is being sent, if not as all others."""
         self._unread_since: float | None = None
         self._closing_since: float | None = None
 
@@ -161,6 +163,10 @@ class Connection(asyncio.Protocol):
 
         return listen
 
+    def allow_body(self, seconds: float) -> None:
+        if self._part == "body":
+            self._body_seconds = seconds
+
     # Clocks
 
     def wait(self) -> _Wait | None:
@@ -173,7 +179,8 @@ class Connection(asyncio.Protocol):
         # The protocol reads no request before those in front of it have been answered.
         if self._part and self._begun <= self._answered + 1:
             since = max(self._part_since, self._idle_since)
-            return _Wait(since, clocks.head if self._part == "head" else clocks.body)
+            body = clocks.body if self._body_seconds is None else self._body_seconds
+            return _Wait(since, clocks.head if self._part == "head" else body)
         return None if self._running else _Wait(self._idle_since, clocks.idle)
 
     def check(self, now: float) -> None:
@@ -255,6 +262,7 @@ class Connection(asyncio.Protocol):
         self._part, self._part_since = "body", time.monotonic()
 
     def on_message_complete(self) -> None:
+        self._body_seconds = None
         self._part, self._head_bytes = "", 0
 
     def _begin_head(self, *, by_line: bool) -> None:
@@ -292,6 +300,12 @@ def note_key(scope: Mapping[str, Any]) -> None:
     """Note that a request had a valid key: its connection is among the last to make room."""
     if (connection := _connection(scope)) is not None:
         connection.has_key = True
+
+
+def note_upload(scope: Mapping[str, Any], seconds: float) -> None:
+    """Give the body of a request, a file, more time than others have."""
+    if (connection := _connection(scope)) is not None:
+        connection.allow_body(seconds)
 
 
 def _connection(scope: Mapping[str, Any]) -> Connection | None:

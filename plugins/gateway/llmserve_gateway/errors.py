@@ -66,6 +66,17 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
 
+    def jina_json(self) -> bytes:
+        return self._json_with("detail")
+
+    def cohere_json(self) -> bytes:
+        return self._json_with("message")
+
+    def _json_with(self, name: str) -> bytes:
+        """Return the same with the message where the clients of another API read it."""
+        content = {**json.loads(self.json()), name: self.message}
+        return json.dumps(content, ensure_ascii=False).encode(errors="replace")
+
     def event(self) -> bytes:
         return b"data: " + self.json() + b"\n\n"
 
@@ -104,6 +115,16 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def queue_full(why: str) -> ApiError:
+    """Return the error for a request that may succeed in a moment."""
+    return ApiError(
+        429,
+        f"too many requests: {why}; try again in a second",
+        code="queue_full",
+        headers={"retry-after": "1", "retry-after-ms": "1000"},
+    )
+
+
 def from_llmserve(error: LLMServeError, sent: Mapping[str, str] | None = None) -> ApiError:
     """Translate a failure between the gateway and the model for the client.
 
@@ -131,5 +152,7 @@ def _from_failure(error: ClientError, names: Mapping[str, str]) -> ApiError:
     elif isinstance(error, UnsupportedOptionError) and param != error.param:
         # The client knows the option by another name than the model.
         message = f"{param}: {message}"
-    headers = {"retry-after": str(row.retry_after)} if row.retry_after else None
+    # Who has failed may know better than the table.
+    seconds = numbers.get("retry_after", row.retry_after)
+    headers = {"retry-after": str(seconds)} if seconds else None
     return ApiError(row.status, message, param=param, code=row.api_code, headers=headers)

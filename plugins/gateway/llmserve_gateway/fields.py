@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import API_NAMES, BIASES, OPTIONS, RequestOption
+from llmserve.runtime.contract import API_NAMES, BIASES, GENERATE, INT32, OPTIONS, RequestOption
 from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128
-_SAMPLING = tuple(OPTIONS[name] for name in API_NAMES)
+# Those of models that answer with values have requests of their own.
+_SAMPLING = tuple(
+    OPTIONS[name] for name in API_NAMES if OPTIONS[name].group not in ("reading", "vector")
+)
 # The names of output constraints in vLLM's API, and those of the tensor contract.
 _CONSTRAINTS = {row.api: row.name for row in OPTIONS.values() if row.api and row.group == "forms"}
 
@@ -78,6 +81,10 @@ class ParsedRequest:
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
+    tasks = (GENERATE,)
+    """What models are for that can answer it."""
+    cuts = False
+
     @property
     def answer_count(self) -> int:
         return len(self.prompts) * self.answers_per_prompt
@@ -98,10 +105,10 @@ class ParsedRequest:
             size = sum(
                 len(prompt.encode(errors="replace"))
                 if isinstance(prompt, str)
-                else len(prompt) * _BYTES_PER_TOKEN
+                else len(prompt) * BYTES_PER_TOKEN
                 for prompt in self.prompts
             )
-        return size * self.answers_per_prompt // _BYTES_PER_TOKEN + 1
+        return size * self.answers_per_prompt // BYTES_PER_TOKEN + 1
 
     def model_calls(self) -> list[tuple[str, dict[str, Any]]]:
         """Return a prompt and options for each answer."""
@@ -124,7 +131,9 @@ class ParsedRequest:
 
 _EFFORT = re.compile(r"[a-z]{1,16}")
 # A token is seldom shorter.
-_BYTES_PER_TOKEN = 3
+BYTES_PER_TOKEN = 3
+_TOKEN_IDS = range(INT32 + 1)
+TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": INT32}
 
 
 class SchemaProbe(dict[str, Any]):
@@ -156,10 +165,7 @@ class Fields:
             return None
         if not isinstance(value, str) or not value:
             raise bad_request(f"{name} must be a non-empty string", name)
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise bad_request(f"{name} has a character that UTF-8 cannot encode", name) from None
+        check_encodable(value, name)
         return value
 
     def boolean(self, name: str) -> bool:
@@ -239,13 +245,16 @@ class Fields:
             kind: type[int] | type[float] = int if row.kind == "whole" else float
             return self.number(name, kind, low, high, above=row.above)
         if row.kind == "flag":
-            return self.boolean(name) or None
+            # One that has no default, or true, may be switched off.
+            is_sent = self._schemas is None and self._remaining[name] is not None
+            flag = self.boolean(name)
+            return flag if is_sent and flag != row.default else None
         if row.kind == "text":
             return self.text(name, required=False)
         if row.kind == "words":
             return self.texts(name, int(high))
-        value = self.mapping(name)
-        return (_biases(name, value, int(high)) if row.kind == "biases" else value) or None
+        mapping = self.mapping(name)
+        return (_biases(name, mapping, int(high)) if row.kind == "biases" else mapping) or None
 
     def refuse(self, why: str, *names: str) -> None:
         """Refuse fields that ask for something unsupported."""
@@ -422,6 +431,22 @@ def read_text(content: Any, where: str) -> str:
             )
         parts.append(text)
     return "".join(parts)
+
+
+def is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(token) is int and token in _TOKEN_IDS for token in value)
+    )
+
+
+def check_encodable(text: str, where: str, param: str | None = None) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        problem = f"{where} has a character that UTF-8 cannot encode"
+        raise bad_request(problem, param or where) from None
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,31 +10,47 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
 from llmserve.errors import (
+    ContextLengthError,
     InvalidRequestError,
     LLMServeError,
     RequestCancelledError,
     RequestRejectedError,
+    UnreachableError,
 )
 from llmserve.plugin import Address
-from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32
+from llmserve.runtime.contract import (
+    CLASSIFY,
+    EMBED,
+    FILL_CONTEXT,
+    GENERATE,
+    INCLUDE_STOP,
+    INT32,
+    RERANK,
+    TASKS,
+    task_of,
+)
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
+from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import ParsedRequest, Thinking
-from llmserve_gateway.keys import Key, KeyRing
+from llmserve_gateway.keys import BatchKey, Key, KeyRing
+from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.openai_requests import BUDGET
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
 from llmserve_gateway.usage import Usage
+from llmserve_gateway.value_requests import ValueRequest
+from llmserve_gateway.values import ValueWriter, compute, input_tokens
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -49,8 +65,16 @@ _MAX_NAMED_FIELDS = 20
 _UNSAID = Thinking()
 _COUNT_SECONDS = 0.5
 """How long an answer waits for the number of tokens that it has thought."""
+BATCH_KEY = "llmserve.batch_key"
+"""Where the scope of a request has the key of its batch."""
+_RECONNECTIONS = 3
 _MANY_TOKENS = 16_384
 """Of larger prompts the gateway knows whether they can fit before it admits them."""
+ENDPOINTS = {
+    GENERATE: "/v1/chat/completions", EMBED: "/v1/embeddings", RERANK: "/v1/rerank",
+    CLASSIFY: "/classify",
+}  # fmt: skip
+"""Where a model is asked for what it is for."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,8 @@ class Settings:
     """Whether metrics are served without a key."""
     supervisor: Supervisor = None
     """Who reports the state of the models: the socket of ``serve``, or a function."""
+    on_demand: bool = False
+    """Whether that ``serve`` loads models when a request needs them."""
     canary_interval: float = health.INTERVAL
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -79,6 +105,8 @@ class Settings:
     """The text that explains tools to models whose chat template does not, if not our own."""
     collector: str = ""
     """The URL that spans are sent to, if any."""
+    batches: Path | None = None
+    """The folder of files and batches; without it, there are none."""
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -121,6 +149,20 @@ class Dialect:
 
 
 @dataclass(frozen=True)
+class ValueDialect:
+    """The request and response formats of an API for values."""
+
+    read: Callable[[Mapping[str, Any]], ValueRequest]
+    new_writer: Callable[[ValueRequest, str, Sequence[str]], ValueWriter]
+    operation: str
+    error_body: Callable[[ApiError], bytes] = ApiError.json
+
+
+AnyDialect = Dialect | ValueDialect
+AnyRequest = ParsedRequest | ValueRequest
+
+
+@dataclass(frozen=True)
 class _Exchange:
     """A request to a model, with everything that is needed to respond to it."""
 
@@ -139,7 +181,16 @@ class Gateway:
         self.admission = Admission(settings.limits)
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
-        self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
+        self.loads: Loads | None = None
+        if settings.on_demand and isinstance(settings.supervisor, Path):
+            limit = settings.limits.max_queue
+            self.loads = Loads(settings.supervisor, limit, self.metrics.observe_load)
+        self.catalog = Catalog(
+            lambda: self.client, settings.models, settings.supervisor, self.loads
+        )
+        # Of several replicas, `serve` does not say which one's process has died.
+        single = settings.supervisor is not None and len(settings.tritons) == 1
+        self._deaths = Deaths(self.catalog.supervised) if single else None
         self.tools = ToolFormats(
             self.catalog.chat_template,
             prompt_of=self._prompt_of,
@@ -177,6 +228,8 @@ class Gateway:
 
     def authenticate(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Key | None:
         """Return the key of a request, or None if the gateway needs no keys."""
+        if (batch_key := scope.get(BATCH_KEY)) is not None:
+            return cast(BatchKey, batch_key)
         if self.keys is None:
             return None
         x_api_key = f"Bearer {headers.get('x-api-key', '')}"
@@ -209,8 +262,43 @@ class Gateway:
             )
 
     @asynccontextmanager
+    async def load(
+        self,
+        key: Key | None,
+        request: AnyRequest,
+        timeout: float | None,
+        reply: Reply | None = None,
+    ) -> AsyncIterator[None]:
+        """Have the model of a request loaded, and keep it, if it is loaded on demand."""
+        if self.loads is None:
+            yield
+            return
+        if key and self.keys:
+            # Who is over its limits has nothing loaded.
+            self.keys.check(key, request.estimated_tokens)
+        comments = request.stream and reply is not None
+        hold = self.loads.hold(request.model, timeout, reply, comments=comments)
+        async with hold as waited:
+            if waited:
+                await self._reach(request.model)
+            yield
+
+    async def _reach(self, model: str) -> None:
+        """Read about a model that was just loaded, perhaps by a Triton that was restarted."""
+        for _ in range(_RECONNECTIONS):
+            try:
+                await self.client.model(model, refresh=True)
+            except UnreachableError:
+                # A lost connection waits before it is tried again.
+                await self.disconnect()
+            except LLMServeError:
+                return  # It is reported when the model is asked.
+            else:
+                return
+
+    @asynccontextmanager
     async def admit(
-        self, key: Key | None, request: ParsedRequest, timeout: float | None
+        self, key: Key | None, request: AnyRequest, timeout: float | None
     ) -> AsyncIterator[None]:
         """Hold the slots of a request, within the limits of its key and of the gateway."""
         tokens = request.estimated_tokens
@@ -219,12 +307,16 @@ class Gateway:
             await check_fits(request, self.catalog)
         if key and self.keys:
             self.keys.charge(key, tokens)
+        if isinstance(key, BatchKey):
+            with self.admission.admit_beside(request.answer_count):
+                yield
+            return
         # All names that are no models share the limit of one.
         model = request.model if is_known else ""
         async with self.admission.admit(model, tokens, request.answer_count, timeout):
             yield
 
-    async def answer(self, scope: Any, receive: Receive, send: Send, dialect: Dialect) -> None:
+    async def answer(self, scope: Any, receive: Receive, send: Send, dialect: AnyDialect) -> None:
         """Respond to one request, and record its outcome."""
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
@@ -259,47 +351,104 @@ class Gateway:
         headers: Mapping[str, str],
         receive: Receive,
         reply: Reply,
-        dialect: Dialect,
+        dialect: AnyDialect,
         trace: Trace | None,
     ) -> None:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
-        request = dialect.read(await read_json(receive, headers))
+        request: AnyRequest = dialect.read(await read_json(receive, headers))
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
         self.check_model(key, request.model)
         timeout = self.timeout(headers)
-        # A client that disconnects frees its slots, even while its answer is being generated.
-        async with _cancel_on_disconnect(receive), self.admit(key, request, timeout):
+        if self.loads and isinstance(request, ParsedRequest) and isinstance(dialect, Dialect):
+            # It may fail after a comment has begun the stream.
+            reply.error_event = dialect.new_writer(request, record.id).failure
+        # A client that disconnects frees its slots, even while its answer is being generated. While
+        # its model is loaded it has none, which others need.
+        async with (
+            _cancel_on_disconnect(receive),
+            self.load(key, request, timeout, reply),
+            self.admit(key, request, timeout),
+        ):
             record.admitted = time.perf_counter()
             if timeout is not None:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
-            request = await self._with_thinking(info, request)
-            options = await self.tools.place(info, request.options, request.tools)
-            new_reader = await self.tools.readers(info, request.tools, options)
-            request = replace(request, options=options, has_parts=new_reader is not None)
+            check_task(info, request.tasks)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
-                if "max_tokens" not in request.options:
-                    request.options[FILL_CONTEXT] = True
-            if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
-                request.options[INCLUDE_STOP.name] = True
-            writer = dialect.new_writer(request, record.id)
-            reply.error_event = writer.failure
-            exchange = _Exchange(request, writer, reply, timeout, new_reader)
-            with self.metrics.in_flight(info.name, writer.usage):
+            if isinstance(request, ValueRequest):
+                assert isinstance(dialect, ValueDialect)  # noqa: S101
+                usage = Usage(1, 1)
+                responding = self._compute(info, request, dialect, reply, timeout, usage)
+            else:
+                assert not isinstance(dialect, ValueDialect)  # noqa: S101
+                exchange = await self._exchange(info, request, dialect, reply, timeout)
+                usage = exchange.writer.usage
+                responding = self._stream(exchange) if request.stream else self._whole(exchange)
+            with self.metrics.in_flight(info.name, usage):
                 try:
-                    await (self._stream(exchange) if request.stream else self._whole(exchange))
+                    if self._deaths is None:
+                        await responding
+                    else:
+                        await self._deaths.unless_it_dies(info, responding)
                 finally:
-                    record.input_tokens = writer.usage.input_tokens
-                    record.output_tokens = writer.usage.output_tokens
+                    record.input_tokens = usage.input_tokens
+                    record.output_tokens = usage.output_tokens
                     if key and self.keys:
                         self.keys.charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
+
+    async def _exchange(
+        self,
+        info: ModelInfo,
+        request: ParsedRequest,
+        dialect: Dialect,
+        reply: Reply,
+        timeout: float | None,
+    ) -> _Exchange:
+        """Return a request to generate text, in terms of its model."""
+        request = await self._with_thinking(info, request)
+        options = await self.tools.place(info, request.options, request.tools)
+        new_reader = await self.tools.readers(info, request.tools, options)
+        request = replace(request, options=options, has_parts=new_reader is not None)
+        if info.made_by_llmserve and "max_tokens" not in request.options:
+            request.options[FILL_CONTEXT] = True
+        if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
+            request.options[INCLUDE_STOP.name] = True
+        writer = dialect.new_writer(request, reply.record.id)
+        reply.error_event = writer.failure
+        return _Exchange(request, writer, reply, timeout, new_reader)
+
+    async def _compute(
+        self,
+        info: ModelInfo,
+        request: ValueRequest,
+        dialect: ValueDialect,
+        reply: Reply,
+        timeout: float | None,
+        usage: Usage,
+    ) -> None:
+        """Respond to a request for values."""
+        if request.at is not None:
+            check_cut(request.at, await self.catalog.context_length(info.name))
+        try:
+            prompts = await self.catalog.prompts(info.name) if request.pairs else ()
+            computed = await compute(self.client, info, request, timeout, prompts)
+        except ContextLengthError as error:
+            failure = from_llmserve(error, request.sent)
+            failure.message += "; truncate: true has it cut"
+            raise failure from None
+        usage.update(0, input_tokens(computed), 0)
+        labels = await self.catalog.labels(info.name) if CLASSIFY in request.tasks else ()
+        body = await dialect.new_writer(request, reply.record.id, labels).whole(computed)
+        reply.record.first_output = time.perf_counter()
+        reply.record.outcome = "stop"
+        await reply.send_body(body)
 
     async def _with_thinking(self, info: ModelInfo, request: ParsedRequest) -> ParsedRequest:
         """Return a request with what its model's template and runtime make of its thinking."""
@@ -417,6 +566,24 @@ class Gateway:
             if (seconds := float(header)) > 0:
                 return seconds if maximum is None else min(seconds, maximum)
         raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
+
+
+def check_task(info: ModelInfo, tasks: Sequence[str]) -> None:
+    """Refuse a request to a model that is for something else, and say where it is asked."""
+    if info.task in tasks or not info.task:
+        return
+    where = f", at {ENDPOINTS[info.task]}" if info.task in ENDPOINTS else ""
+    needed = " or ".join(f"one that {TASKS[task].does}" for task in tasks)
+    what = f"{info.name!r} {task_of(info.task).does}{where}: this needs {needed}"
+    raise bad_request(what, "model", "unsupported_task")
+
+
+def check_cut(at: tuple[str, int], context: int | None) -> None:
+    """Refuse to cut texts at less than a model reads: models cut where they end."""
+    name, limit = at
+    if context is not None and limit < context:
+        what = f"{name}: this model cuts texts at its own limit of {context} tokens, not at {limit}"
+        raise bad_request(what, name)
 
 
 def _constrains(info: ModelInfo) -> bool:

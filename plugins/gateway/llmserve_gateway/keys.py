@@ -35,11 +35,17 @@ class Key:
     tokens_per_minute: int | None = None
     all_metrics: bool = False
     """Whether it sees the metrics of all models, and not only of those that it may use."""
+    operator: bool = False
+    """Whether it may load and unload the models that it may use."""
 
     @property
     def measured_models(self) -> list[str]:
         """The models whose metrics it sees; all of them if the list is empty."""
         return [] if self.all_metrics else self.models
+
+
+class BatchKey(Key):
+    """A key, or the lack of one, in a request of a batch: it takes what other requests leave."""
 
 
 @dataclass
@@ -151,6 +157,7 @@ def _validated(key: Key) -> Key:
         and isinstance(key.models, list)
         and all(isinstance(model, str) for model in key.models)
         and isinstance(key.all_metrics, bool)
+        and isinstance(key.operator, bool)
         and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
     ):
         raise ValueError(f"the entry {str(key.name)[:80]!r} is malformed")
@@ -178,7 +185,16 @@ class KeyRing:
             raise ApiError(401, what, code="invalid_api_key")
         return matches[0]
 
-    def charge(self, key: Key, tokens: int) -> None:
+    def of_hash(self, sha256: str) -> Key | None:
+        """Return the key of a hash, None if it has been withdrawn."""
+        self._reload_if_changed()
+        return next((key for key in self._keys if key.sha256 == sha256), None)
+
+    def check(self, key: Key, tokens: int) -> None:
+        """Refuse a request that :meth:`charge` would refuse now."""
+        self.charge(key, tokens, take=False)
+
+    def charge(self, key: Key, tokens: int, *, take: bool = True) -> None:
         """Count a request against the rate limits of its key, or refuse it."""
         for unit, amount, rate in (
             ("requests", 1, key.requests_per_minute),
@@ -187,7 +203,10 @@ class KeyRing:
             if rate is None:
                 continue
             budget = self._budget(key, unit, rate)
-            if seconds := budget.take(amount, rate):
+            seconds = budget.take(amount, rate)
+            if not seconds and not take:
+                budget.remaining += amount
+            if seconds:
                 raise ApiError(
                     429,
                     f"this key is limited to {rate} {unit} per minute",

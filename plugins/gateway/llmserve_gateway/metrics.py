@@ -16,6 +16,7 @@ from llmserve_gateway.usage import Usage
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _MODEL = ("model_name",)
 _NO_MODEL = "-"
 """The name under which requests are counted that reach no model."""
@@ -59,6 +60,18 @@ class Metrics:
         self.model_ready = gauge("llmserve_model_ready", "1 if a model answers")
         restarts = "How often `serve` has reloaded a model"
         self.model_restarts = gauge("llmserve_model_restarts", restarts)
+        self._load_waits = Histogram(
+            "llmserve_model_wait_seconds", "How long requests wait until their model is loaded",
+            _MODEL, buckets=_LOAD_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._load_waiting = gauge(
+            "llmserve_requests_waiting_for_model", "Requests that wait until their model is loaded"
+        )
+        self._loaded = gauge("llmserve_model_loaded", "1 if a model is loaded")
+        taken = "Memory of a model's processes, of loaded ones"
+        self._memory = gauge("llmserve_model_memory_bytes", taken)
+        took = "How long a model's last load took"
+        self._load_seconds = gauge("llmserve_model_load_seconds", took)
         used = "Fraction of its cache that a model uses, from 0 to 1"
         self._caches = gauge("vllm:kv_cache_usage_perc", used)
         ended = "Requests by outcome: stop, length, refused, failed, cancelled"
@@ -90,6 +103,23 @@ class Metrics:
         self._output_tokens.labels(request.model).inc(output_tokens - request.counted_output)
         request.counted_input, request.counted_output = input_tokens, output_tokens
 
+    def observe_load(self, model: str, seconds: float) -> None:
+        """Record how long a request has waited until its model was loaded."""
+        self._load_waits.labels(model).observe(seconds)
+
+    def update_loads(
+        self, supervised: Sequence[Mapping[str, Any]], waiting: Mapping[str, int]
+    ) -> None:
+        """Update the gauges of models that are loaded on demand."""
+        for model in supervised:
+            if "loaded" in model:
+                name, loaded = model["name"], bool(model["loaded"])
+                self._loaded.labels(name).set(loaded)
+                self._memory.labels(name).set(model["size"] if loaded else 0)
+                self._load_waiting.labels(name).set(waiting.get(name, 0))
+                if "load_seconds" in model:
+                    self._load_seconds.labels(name).set(model["load_seconds"])
+
     def count_request(self, record: RequestRecord) -> None:
         self._requests.labels(record.model or _NO_MODEL, record.outcome).inc()
         if record.outcome == "refused":
@@ -118,7 +148,9 @@ class Metrics:
             # An autoscaler needs a 0 before the first request.
             self._running.labels(name)
         for model in supervised:
-            self.model_ready.labels(model["name"]).set(health.is_alive(model["state"]))
+            # One that is unloaded answers as well, a little later.
+            ready = health.is_alive(model["state"]) or model["state"] == health.State.UNLOADED.value
+            self.model_ready.labels(model["name"]).set(ready)
             self.model_restarts.labels(model["name"]).set(model["restarts"])
 
     def update_caches(self, usage: Mapping[str, float]) -> None:

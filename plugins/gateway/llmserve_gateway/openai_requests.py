@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmserve.runtime.contract import INT32, OPTIONS
+from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.fields import (
     MAX_ANSWERS,
     Fields,
     ParsedRequest,
     Thinking,
+    is_ids,
     read_constraint,
     read_effort,
     read_messages,
@@ -23,7 +24,6 @@ from llmserve_gateway.fields import (
 _LOGPROBS, _MAX_TOKENS = OPTIONS["logprobs"], OPTIONS["max_tokens"]
 _TEMPLATE = OPTIONS["chat_template_kwargs"]
 BUDGET = OPTIONS["thinking_token_budget"].name
-_TOKEN_IDS = range(INT32 + 1)
 
 
 def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
@@ -126,19 +126,11 @@ def read_prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, list) and value:
         if len(value) <= MAX_ANSWERS and all(isinstance(prompt, str) for prompt in value):
             return value
-        if _are_ids(value):
+        if is_ids(value):
             return [value]
-        if len(value) <= MAX_ANSWERS and all(_are_ids(prompt) for prompt in value):
+        if len(value) <= MAX_ANSWERS and all(is_ids(prompt) for prompt in value):
             return value
     raise bad_request(
         f"prompt must be a string, token ids, or a list of at most {MAX_ANSWERS} of either",
         "prompt",
-    )
-
-
-def _are_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(token) is int and token in _TOKEN_IDS for token in value)
     )

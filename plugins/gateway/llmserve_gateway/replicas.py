@@ -15,9 +15,10 @@ from contextlib import aclosing, contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from secrets import token_bytes
 from typing import Any, TypeVar
 
-from llmserve.client import AsyncClient, Completion, ModelInfo, Piece, connect_async
+from llmserve.client import AsyncClient, Completion, Computed, ModelInfo, Piece, connect_async
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -118,6 +119,24 @@ class Replicas:
                 timeout = request.remaining_timeout()
                 return await replica.client.generate(model, prompt, timeout=timeout, **options)
 
+    async def compute(
+        self,
+        model: str,
+        texts: list[str],
+        *,
+        pairs: list[str] | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Computed:
+        # What a replica has read before does not help it with these.
+        request = _Request(model, (), timeout)
+        while True:
+            with self._attempt(request) as replica:
+                timeout = request.remaining_timeout()
+                return await replica.client.compute(
+                    model, texts, pairs=pairs, timeout=timeout, **options
+                )
+
     async def stream(
         self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
     ) -> AsyncGenerator[Piece, None]:
@@ -143,14 +162,14 @@ class Replicas:
         untried = [replica for replica in self.all if replica not in request.tried]
         candidates = [replica for replica in untried if replica.serves(request.model)] or untried
         least = min(replica.running for replica in candidates)
-        limit = least + max(_SLACK, least * _SLACK_SHARE)
+        limit = least + (max(_SLACK, least * _SLACK_SHARE) if request.blocks else 1)
         candidates = [replica for replica in candidates if replica.running < limit]
         for block in reversed(request.blocks):
             if matches := [r for r in candidates if r in self._readers.get(block, ())]:
                 candidates = matches
                 break
-        # The hash breaks ties, so that several gateways agree.
-        first = request.blocks[0]
+        # The hash breaks ties, so that several gateways agree where a prompt has been read.
+        first = request.blocks[0] if request.blocks else token_bytes(8)
         chosen = min(
             candidates, key=lambda r: (r.running, blake2b(first + r.url.encode()).digest())
         )

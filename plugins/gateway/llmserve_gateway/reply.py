@@ -42,6 +42,8 @@ class RequestRecord:
     outcome: str = "refused"
     status: int = 0
     first_output: float | None = None
+    loaded: float | None = None
+    """When its model was loaded, if that had to be waited for."""
     admitted: float | None = None
     ended: float = 0.0
     streamed: bool = False
@@ -64,6 +66,7 @@ class RequestRecord:
                 "outcome": self.outcome,
                 "input_tokens": self.input_tokens,
                 "output_tokens": self.output_tokens,
+                **({"load_ms": elapsed_ms(self.loaded)} if self.loaded else {}),
                 "queue_ms": elapsed_ms(self.admitted),
                 "first_ms": elapsed_ms(self.first_output),
                 "total_ms": elapsed_ms(self.ended),
@@ -94,10 +97,15 @@ class Reply:
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, events: bytes) -> None:
-        await self._start(200, _EVENT_HEADERS)
-        self._streaming = self.record.streamed = True
+        if not self._streaming:
+            await self._start(200, _EVENT_HEADERS)
+            self._streaming = self.record.streamed = True
         if events:
             await self.send_events(events)
+
+    async def send_comment(self, text: str) -> None:
+        """Start a stream, or go on with it, with a line that clients do not read."""
+        await self.start_stream(b": " + text.encode() + b"\n\n")
 
     async def send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})

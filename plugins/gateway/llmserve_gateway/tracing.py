@@ -22,6 +22,7 @@ from llmserve.server import traces_url
 from llmserve_gateway.addresses import is_loopback
 from llmserve_gateway.fields import ParsedRequest
 from llmserve_gateway.reply import RequestRecord
+from llmserve_gateway.value_requests import ValueRequest
 
 _TRACEPARENT = TraceContextTextMapPropagator()
 _SERVICE = {"service.name": "llmserve-gateway"}
@@ -84,7 +85,7 @@ class Trace:
             _TRACEPARENT.inject(headers, set_span_in_context(span))
         self._headers = CALL_HEADERS.set((*CALL_HEADERS.get(), *headers.items()))
 
-    def set_request(self, request: ParsedRequest) -> None:
+    def set_request(self, request: ParsedRequest | ValueRequest) -> None:
         model = request.model[:_MAX_NAME]
         self._span.update_name(f"{self._operation} {model}")
         count, options = request.answers_per_prompt, request.options

@@ -11,10 +11,11 @@ from contextlib import ExitStack, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from llmserve_gateway.connections import Clocks, Connections
+from llmserve_gateway.connections import Clocks, Connections, note_upload
 from llmserve_gateway.keys import new_key
 from tests.gateways import gateway_command, gateway_process
 
@@ -262,3 +263,29 @@ def test_a_client_that_reads_no_responses_is_disconnected() -> None:
             while piece := idle.recv(1 << 20):
                 size += len(piece)
         assert size < 7_000_000
+
+
+def test_a_file_has_more_time_to_arrive_than_other_bodies() -> None:
+    connections = Connections(1, Clocks(1, 2, 3, 4), lambda **_: asyncio.Protocol())
+    connection = connections.new(app_state={})
+    connection.connection_made(Mock())
+    scope = {"state": {"llmserve.connection": connection}}
+
+    def allowed() -> float:
+        wait = connection.wait()
+        assert wait is not None
+        return wait.allowed
+
+    note_upload(scope, 60)
+    assert allowed() == 1
+    head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+    for body, seconds in ((b"x", 60), (b"x", 2)):
+        connection.data_received(head + body)
+        assert allowed() == 2
+        if seconds == 60:
+            note_upload(scope, 60)
+        assert allowed() == seconds
+        connection.data_received(b"x")
+        with connection.answering():
+            pass
+        assert allowed() == 3

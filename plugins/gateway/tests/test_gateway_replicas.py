@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmserve.client import Completion, Piece
+from llmserve.client import Completion, Computed, ModelInfo, Piece
 from llmserve.errors import LLMServeError, ModelDiedError, RequestRejectedError, UnreachableError
 from llmserve.plugin import Address
 from llmserve.server import health
@@ -96,6 +96,12 @@ class Scripted:
         self.script = script
         self.requests = 0
 
+    async def model(self, name: str) -> ModelInfo:
+        return ModelInfo(name, "unary", False, None, {}, {})
+
+    async def compute(self, *_: Any, **__: Any) -> Computed:
+        return Computed({}, (len((await self.generate()).text),))
+
     async def stream(self, *_: Any, **__: Any) -> AsyncGenerator[Piece, None]:
         self.requests += 1
         for item in self.script:
@@ -143,6 +149,29 @@ def test_a_request_is_retried_before_its_first_piece_if_the_replica_failed(
     first: list[str | LLMServeError], text: str, counts: list[int]
 ) -> None:
     assert asyncio.run(answer_of(first, ["b"]))[:2] == (text, counts)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_values_are_computed_where_least_is_running(running: list[int]) -> None:
+    group = make_replicas(len(running))
+    for replica, count in zip(group.all, running, strict=True):
+        replica.running = count
+    for _ in range(3):
+        assert group.choose(_Request("m", (), None)).running == min(running)
+    assert not group._readers
+
+
+def test_values_that_a_replica_has_failed_to_compute_come_from_another() -> None:
+    async def go() -> None:
+        group = make_replicas(2)
+        scripts: list[list[str | LLMServeError]] = [[GONE], ["abc"]]
+        for replica, script in zip(group.all, scripts, strict=True):
+            cast(Any, replica).client = Scripted(*script)
+        computed = [await group.compute("m", ["text"]) for _ in range(3)]
+        assert [values.input_tokens for values in computed] == [(3,)] * 3
+        await group.close()
+
+    asyncio.run(go())
 
 
 def test_if_all_replicas_fail_the_error_is_raised() -> None:

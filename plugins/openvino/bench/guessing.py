@@ -1,11 +1,12 @@
 """Measures what guessing gains: prompt lookup and draft models, compared with no guessing.
 
-    python plugins/openvino/bench/guessing.py [--rounds 5]
+    python plugins/openvino/bench/guessing.py [--rounds 5] [--model FOLDER]
 
 The model answers like the demo model and costs as much as GPT-2: it is the demo model with every
 width five times as large, filled with copies, and with layers that add nothing. A draft is the demo
 model with noise on its weights: the more noise, the fewer of its guesses are right. Everything runs
-in this process, in alternation, and must generate the same tokens.
+in this process, in alternation, and must generate the same tokens. Of a real model in a folder,
+prompt lookup alone is measured.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from llmserve.testing import ByteTokenizer
 from llmserve_openvino.engine import OpenVinoGenerator
 
 TOKENS = 96
-COUNTS = (1, 8)
+COUNTS = (1, 8, 32)
 FACTOR, LAYERS = 5, 12
 GUESSES = 4
 NOISE = (0.0, 0.4, 0.7)
@@ -40,7 +41,12 @@ NOISE = (0.0, 0.4, 0.7)
 SUBJECTS = (
     "Programming in Python is like", "The capital of France is", "Once upon a time",
     "A model server is", "The quick brown fox", "Tell me about Seoul.", "What is a batch?",
-    "Programming in C++ is like",
+    "Programming in C++ is like", "A long journey begins with", "Water boils at", "The sun is",
+    "My favourite book is", "Dogs and cats are", "To bake bread, one needs", "The oldest city is",
+    "Music is", "A good friend", "In the year 2000", "Mathematics is", "The ocean", "Why is it",
+    "Trees in autumn", "The first computer", "Tea and coffee", "A bicycle has", "Snow falls when",
+    "The capital of Japan is", "Birds fly because", "A river begins", "How does a clock",
+    "The desert at night", "Old maps show", "Learning to swim", "The moon moves", "A cup of tea",
 )  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "no guessing": {},
@@ -117,26 +123,40 @@ def answer(engine: Any, prompts: Sequence[list[int]], result: Result) -> list[li
     return [generation.token_ids for generation in generations]
 
 
+def save_models(folder: Path) -> str:
+    """Write the wide demo model and its drafts."""
+    demo = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32).eval()
+    with torch.inference_mode():
+        for noise in NOISE:
+            draft = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
+            for tensor in draft.parameters():
+                tensor += noise * tensor.std() * torch.randn_like(tensor)
+            save(draft, folder / str(noise))
+        return save(widen(demo), folder / "wide")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument(
+        "--model", help="A folder with a real model, instead of the demo model's copy."
+    )
+    args = parser.parse_args()
+    rounds = args.rounds
     torch.manual_seed(0)
-    demo = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    variants = {
+        variant: options
+        for variant, options in VARIANTS.items()
+        if not (args.model and "draft_model" in options)
+    }
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
-        with torch.inference_mode():
-            model = save(widen(demo), folder / "wide")
-            for noise in NOISE:
-                draft = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
-                for tensor in draft.parameters():
-                    tensor += noise * tensor.std() * torch.randn_like(tensor)
-                save(draft, folder / str(noise))
+        model = args.model or save_models(folder)
+        tokenizer = AutoTokenizer.from_pretrained(model)
         engines = {}
-        for number, (variant, options) in enumerate(VARIANTS.items()):
+        for number, (variant, options) in enumerate(variants.items()):
             if draft := options.get("draft_model"):
                 options = {**options, "draft_model": str(folder / draft)}
             built = llmserve.build(
@@ -153,7 +173,7 @@ def main() -> None:
         kinds = {"new": new, "repeating": repeating}
         results = {
             variant: {(kind, count): Result() for kind in kinds for count in COUNTS}
-            for variant in VARIANTS
+            for variant in variants
         }
         for seed in range(rounds):
             for kind, prompts in kinds.items():
@@ -167,7 +187,7 @@ def main() -> None:
                         expected = answers
     columns = [f"{kind} text, {count}" for kind in kinds for count in COUNTS]
     table = Table("", *columns, title="tokens/s (range); tokens per step; correct guesses")
-    for variant in VARIANTS:
+    for variant in variants:
         table.add_row(variant, *(_cell(result, variant) for result in results[variant].values()))
     Console(width=140).print(table)
 

@@ -17,7 +17,8 @@ from llmserve_vllm.translate import (
     sampling_params,
 )
 
-# After a step in which no sequence could run: what a form allows is still being compiled.
+# How long a step without an answer takes at least: no sequence can run while vLLM compiles what a
+# form allows. One that has computed a part of a long prompt has taken longer.
 _PAUSE = 0.001
 _NATURAL_ENDS = ("stop", "length", "repetition")
 
@@ -92,6 +93,7 @@ class VllmStepper:
         If the step fails, the engine is discarded with all that it held; the next request gets a
         new one.
         """
+        started = time.perf_counter()
         try:
             outputs = self._model.engine.step()
         except Exception:
@@ -112,7 +114,7 @@ class VllmStepper:
                 if running.generation.done:
                     self.drop(running.generation)
         if not outputs:
-            time.sleep(_PAUSE)
+            time.sleep(max(0.0, _PAUSE - (time.perf_counter() - started)))
         return progress
 
     def drop(self, generation: Generation) -> None:

@@ -21,6 +21,14 @@ class VllmGenerator:
         self.eos_ids = self._model.eos_ids
 
     @staticmethod
+    def environment(settings: Mapping[str, Any], folder: Path) -> Mapping[str, str]:
+        """Return variables that have to be set before anything loads PyTorch."""
+        del settings, folder
+        from llmserve_vllm.threads import variables
+
+        return variables()
+
+    @staticmethod
     def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
         """Import what loads the model; ``llmserve check`` calls it."""
         del settings, folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -22,8 +23,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmserve.client import BatchRequests, answer_line, open_answers
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
-from llmserve_cli.batch_files import Requests, open_answers
 from llmserve_cli.group import cli
 
 
@@ -44,6 +45,10 @@ class Script(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.connections = 0
         self.hangs_up = False
+        self.loading: list[int] = [404]
+        """What it answers, one after the other, to whether the model is ready."""
+        self.crash = 0
+        """How many crashes there were; each breaks what is in flight."""
 
     def finish_request(self, *arguments: Any) -> None:
         with self.lock:
@@ -62,6 +67,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path == "/readyz/m":
+            states = self.server.loading
+            self.reply(states.pop(0) if len(states) > 1 else states[0], {})
+            return
         self.reply(self.server.status, {"object": "list", "data": []})
 
     def do_POST(self) -> None:
@@ -72,10 +81,26 @@ class Handler(BaseHTTPRequestHandler):
             script.keys.add(self.headers.get("authorization", ""))
             script.running += 1
             script.most = max(script.most, script.running)
+            crashes = script.crash
         time.sleep(script.delay)
         with script.lock:
             script.running -= 1
+            if script.crash > crashes:
+                self.crashed()
+                return
+            if prompt.startswith("deadly"):
+                script.crash += 1
+                self.crashed()
+                return
         self.answer(prompt, script.received[prompt])
+
+    def crashed(self) -> None:
+        if self.server.loading == [404]:
+            self.close_connection = True
+        else:
+            self.server.loading[:] = [503, 503, 200]
+            error = {"message": "gone", "code": "model_died"}
+            self.reply(503, {"error": error}, "0.05")
 
     def answer(self, prompt: str, attempt: int) -> None:
         if prompt == "refused":
@@ -88,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif prompt == "always broken":
             self.close_connection = True
+        elif prompt == "missing" and attempt == 1:
+            self.reply(404, {"error": {"message": "no model", "code": "model_not_found"}})
         elif prompt == "denied":
             self.reply(401, {"error": {"message": "no such key"}})
         elif prompt == "slow":
@@ -257,6 +284,63 @@ def test_a_server_that_breaks_every_connection_costs_no_line(
     assert read(tmp_path / "out") == []
 
 
+@pytest.mark.parametrize("says_so", [False, True])
+def test_a_request_that_ends_the_server_costs_only_itself(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch, says_so: bool
+) -> None:
+    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.02)
+    server.loading = [200] if says_so else [404]
+    server.delay = 0.02
+    prompts = ["1", *(f"deadly {n}" for n in range(2)), *names(30)[2:]]
+    # It has answered one: without any, it would be the server that is at fault.
+    batch(write(tmp_path / "in", [request("1")]), tmp_path / "out", server)
+    source = write(tmp_path / "in", [request(prompt) for prompt in prompts])
+    began = time.monotonic()
+    result = batch(source, tmp_path / "out", server, "--concurrency", "12")
+    assert time.monotonic() - began < 5
+    assert str(result.exception).startswith("2 of 31 requests failed")
+    errors = {line["custom_id"]: line["error"] for line in read(tmp_path / "out")}
+    codes = {name: error and error["code"] for name, error in errors.items()}
+    expected = "model_died" if says_so else "connection_broken"
+    assert codes == {name: expected if "deadly" in name else None for name in prompts}
+    assert {server.received[name] for name in prompts if "deadly" in name} == {3}
+
+
+def test_a_model_that_still_loads_is_waited_for_and_one_that_is_missing_is_not(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.02)
+    source = write(tmp_path / "in", [request("missing")])
+    server.loading = [503, 200]
+    assert batch(source, tmp_path / "out", server).return_value == 0
+    assert server.received["missing"] == 2
+    server.received.clear()
+    server.loading = [404]
+    assert batch(source, tmp_path / "none", server).exception
+    assert [line["error"]["code"] for line in read(tmp_path / "none")] == ["model_not_found"]
+    # One that has answered before is loaded again.
+    server.received.clear()
+    source = write(tmp_path / "more", [request("1"), request("missing")])
+    result = batch(source, tmp_path / "two", server, "--concurrency", "1")
+    assert result.return_value == 0
+
+
+def test_errors_are_asked_again_if_that_is_wanted(tmp_path: Path, server: Script) -> None:
+    source = write(tmp_path / "in", [request("missing"), request("1"), request("refused")])
+    output = tmp_path / "out"
+    first = batch(source, output, server, "--concurrency", "1")
+    assert str(first.exception).startswith("2 of 3 requests failed")
+    before = output.read_bytes()
+    elsewhere = batch(source, output, server, "--retry-errors", "--openai", "http://127.0.0.1:9")
+    assert isinstance(elsewhere.exception, UnreachableError)
+    assert output.read_bytes() == before
+    again = batch(source, output, server, "--retry-errors", "--in-order")
+    assert str(again.exception).startswith("1 of 3 requests failed")
+    assert [line["custom_id"] for line in read(output)] == ["missing", "1", "refused"]
+    assert (server.received["1"], server.received["missing"]) == (1, 2)
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+
+
 def test_connections_are_kept_and_made_anew_when_the_server_closes_them(
     tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +361,7 @@ def test_connections_are_kept_and_made_anew_when_the_server_closes_them(
         (["{"], "line 1 of"),
         (["[1]"], "is not an object"),
         ([request("")], "line 1 of"),
-        ([request("1"), request("2"), request("1")], "lines 1 and 3 of"),
+        ([request("1"), request("2"), request("1")], "has the custom_id of line 1"),
         ([request("1"), request("2", method="GET")], "has another method: use POST"),
         ([request("1", url="/v1/models")], "has no url that a batch can ask: use one of /v1/"),
         ([request("1", body={"prompt": "x"})], "has no body with a model"),
@@ -315,7 +399,7 @@ def test_a_file_that_is_no_output_of_this_batch_stays_as_it_is(
 
 def test_two_batches_do_not_write_to_one_file(tmp_path: Path, server: Script) -> None:
     source = write(tmp_path / "in", [request("1")])
-    requests = Requests(source)
+    requests = BatchRequests(source)
     with open_answers(tmp_path / "out", requests):
         result = batch(source, tmp_path / "out", server)
     requests.close()
@@ -336,13 +420,36 @@ def test_an_output_that_is_cut_off_anywhere_is_continued(
 
     whole = b"".join(json.dumps(line(name)).encode() + b"\n" for name in ids)
     (folder / "out").write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    requests = Requests(source)
+    requests = BatchRequests(source)
     with open_answers(folder / "out", requests) as answers:
         for entry in requests.all:
             if entry.custom_id not in answers:
                 answers.append(line(entry.custom_id))
     requests.close()
     assert (folder / "out").read_bytes() == whole
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in", [request(name) for name in names(3)])
+    requests, written = BatchRequests(source), os.write
+
+    def write_half(handle: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "full")
+        return written(handle, data[: len(data) // 2])
+
+    with open_answers(tmp_path / "out", requests) as answers:
+        answers.append(answer_line("0", status=200))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", write_half)
+            with pytest.raises(UsageError, match="cannot be used: full"):
+                answers.append(answer_line("1", status=200))
+        answers.append(answer_line("2", status=200))
+    with open_answers(tmp_path / "out", requests) as answers:
+        assert [name in answers for name in names(3)] == [True, False, True]
+    requests.close()
 
 
 @contextmanager

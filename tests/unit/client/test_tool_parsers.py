@@ -298,3 +298,34 @@ def test_the_template_selects_the_family(template: str, family: str) -> None:
         max((p for p in PARSERS if p.calls), key=lambda parser: parser.suits(template)).name
         == family
     )
+
+
+WRITTEN = {
+    "pythonic": r"<|tool_call_start|>[weather(city='😀 \ud83d\ude00')]<|tool_call_end|>",
+    "llama3": r"[weather(city='😀 \ud83d\ude00')]",
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>"
+    r'["😀 \ud83d\ude00", "\ud83d"]' + "</arg_value>\n</tool_call>",
+    "gemma": '<|tool_call>call:weather{city:<|"|>😀 \U0001f600<|"|>}<tool_call|>',
+    "hermes": r'<tool_call>{"name": "weather", "arguments": {"city": "😀 \ud83d\ude00"}}'
+    "</tool_call>",
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_the_halves_of_a_character_come_together(form: str) -> None:
+    reader = READERS[form](ToolNames.of([{"name": "weather"}]))
+    answer = read_calls(reader, Completion(WRITTEN[form], "tool_calls"))
+    (call,) = answer.tool_calls
+    call.arguments.encode()
+    city = json.loads(call.arguments)["city"]
+    assert (city[0] if form == "glm" else city) == "😀 😀"
+
+
+def test_a_number_that_json_does_not_have_is_no_argument() -> None:
+    for form, text in (
+        ("gemma", "<|tool_call>call:add{a:1e999}<tool_call|>"),
+        ("pythonic", "<|tool_call_start|>[add(a=1e999)]<|tool_call_end|>"),
+    ):
+        reader = READERS[form](ToolNames.of([{"name": "add"}]))
+        answer = read_calls(reader, Completion(text, "stop"))
+        assert (answer.tool_calls, answer.text) == ((), text)

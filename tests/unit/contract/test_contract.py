@@ -94,9 +94,10 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
 
 
 USES = {
+    "llmserve.certify.checks.sampling": "values to try",
+    "llmserve.certify.openai": "those that servers take under names of their own",
     "llmserve.runtime.answer.constrained": "what it constrains with, and what conflicts with that",
     "llmserve.testing.checks": "values to try",
-    "llmserve.testing.conformance": "values to try",
     "llmserve_gateway.errors": "fields that are made of several options, or of none",
     "llmserve_gateway.tracing": "OpenTelemetry's list",
 }

@@ -25,6 +25,9 @@ RENDERED = {
     "{{ m.content + '!' }}{{ c.arguments|tojson }}": '!{"city": "Zürich"}',
     "{{ '!' + c.arguments }}": '!{"city": "Zürich"}',
     "{{ m.content + '!' }}": "!",
+    # How MiniMax M2 and LFM2 treat what is no text, and Kimi K2.
+    "{% if m.content is not string %}None{% endif %}!": "!",
+    "{% if m['content'] is none or m.content is not string %}None{% endif %}!": "None!",
 }
 TEMPLATE = """{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}TURN
 {%- else %}{{ m.content }};{% endif %}{% endfor %}{{ tools|length }}"""

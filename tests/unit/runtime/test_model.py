@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -24,11 +25,19 @@ Load = Callable[..., TritonPythonModel]
 class Stage:
     """A part of an ensemble that holds many objects, as models do."""
 
+    threshold = 0
+
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
         self.objects: list[list[int]] = [[] for _ in range(1000)]
 
     def start(self, parts: Any) -> None:
         self.objects[0].append(1)
+        Stage.threshold = gc.get_threshold()[0]
+
+
+class Failing(Stage):
+    def start(self, parts: Any) -> None:
+        raise ValueError("the weights are cut short")
 
 
 class Newer:
@@ -45,6 +54,25 @@ class Engine:
 
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
         self.created_in = threading.current_thread()
+
+
+class Tuned:
+    """A part whose library reads a variable when it is loaded."""
+
+    @staticmethod
+    def environment(settings: dict[str, Any], folder: Path) -> dict[str, str]:
+        return {"LLMSERVE_TEST_SPIN": f"{settings['spin']} {folder.name}"}
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None: ...
+
+
+class Loading:
+    """A part that is created before the others, and loads the library."""
+
+    spin = ""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        Loading.spin = os.environ.get("LLMSERVE_TEST_SPIN", "")
 
 
 class Inline:
@@ -119,6 +147,21 @@ def test_loaded_objects_are_excluded_from_garbage_collection(
         gc.unfreeze()
 
 
+def test_garbage_is_looked_for_rarely_while_a_model_loads_and_as_before_afterwards(
+    load: Load,
+) -> None:
+    before = gc.get_threshold()
+    try:
+        load(manifest(Stage))
+        assert Stage.threshold > 10 * before[0]
+        assert gc.get_threshold() == before
+        with pytest.raises(ValueError, match="cut short"):
+            load(manifest(Failing))
+        assert gc.get_threshold() == before
+    finally:
+        gc.unfreeze()
+
+
 def test_a_setting_that_an_older_build_does_not_have_is_an_error_with_the_fix(
     load: Load,
 ) -> None:
@@ -129,6 +172,19 @@ def test_a_setting_that_an_older_build_does_not_have_is_an_error_with_the_fix(
         f"built by another version of {package}, which did not record 'patience': "
         "build the model again"
     )
+
+
+def test_a_part_can_set_variables_before_any_part_is_created(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_TEST_SPIN", "0")
+    content = manifest(Stage)
+    content["components"] |= {
+        role: {"runtime": f"{__name__}:{kind.__name__}", "settings": {"spin": 7}}
+        for role, kind in (("formatter", Loading), ("tokenizer", Loading), ("generator", Tuned))
+    }
+    load(content)
+    assert Loading.spin == "7 1"
 
 
 @pytest.mark.parametrize("driver", [Inline, Threaded])

@@ -35,15 +35,24 @@ class Model:
         self.used = 0.0
         self.process = True
         self.starts = 1
+        self.task = "generate"
+        self.inputs = {"text_input"}
+        self.pairs: list[str] | None = None
 
     async def model(self, name: str) -> Any:
-        return SimpleNamespace(inputs={"text_input"}, outputs={"text_output"})
+        return SimpleNamespace(inputs=self.inputs, task=self.task)
 
     async def generate(self, model: str, prompt: str = "", **_: Any) -> None:
         self.asked += 1
         if self.script and (error := self.script.pop(0)):
             raise error
         self.counts["m"] += 1
+
+    async def compute(
+        self, model: str, texts: list[str], *, pairs: list[str] | None = None, **_: Any
+    ) -> None:
+        self.pairs = pairs
+        await self.generate(model)
 
     async def answers(self) -> Mapping[str, int]:
         return dict(self.counts)
@@ -167,3 +176,18 @@ def test_a_model_that_computes_is_not_silent() -> None:
 )
 def test_what_a_failure_says_of_the_model(error: LLMServeError, found: Finding) -> None:
     assert finding(error) is found
+
+
+def test_a_model_that_answers_with_values_is_asked_for_one() -> None:
+    model = Model()
+    model.task = "rerank"
+    model.inputs = {"text_input", "text_pair"}
+    checked(model, 1)
+    assert (model.asked, model.pairs) == (1, ["a"])
+
+
+def test_a_model_without_a_task_is_not_asked() -> None:
+    model = Model()
+    model.task = ""
+    checked(model, 1)
+    assert model.asked == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,11 @@ from llmserve.server.keep.supervisor import Supervisor
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import Ports
 
+RAISED = (
+    "E1125 15:45:27.965258 24669 pb_stub.cc:379] Failed to initialize Python stub: "
+    "ModuleNotFoundError: No module named 'acme'  At:  /x/models/a/1/model.py(6): initialize\n"
+)
+LOADED = "I1125 15:45:29.9 24669 model_lifecycle.cc:838] \"successfully loaded '{}'\"\n"
 LOADS = 'I1125 15:45:27.965258 24669 model_lifecycle.cc:472] "loading: {}:1"\n'
 
 
@@ -147,6 +153,33 @@ def test_a_triton_that_does_not_unload_a_model_is_restarted_without_it(
     assert lines[-1] == "a: unloaded"
 
 
+def test_an_unload_that_waits_for_a_load_is_no_reason_for_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "_UNLOAD_BEGINS", 0.3)
+    monkeypatch.setattr(orders, "CHECK_INTERVAL", 0.01)
+    triton = Triton(folder / "log", "a", "b")
+    triton.obeys = False
+
+    async def scenario() -> None:
+        one = supervised(folder, triton)
+        with (folder / "log").open("a") as log:
+            log.write(LOADS.format("b"))
+        one.check(time.monotonic())
+        unloading = asyncio.create_task(one.unload("a"))
+        began = time.monotonic()
+        await until(one, lambda: time.monotonic() - began > 0.6)
+        with (folder / "log").open("a") as log:
+            log.write(LOADED.format("b"))
+        await until(one, lambda: time.monotonic() - began > 0.7)
+        assert one.alive
+        triton.ready.remove("a")
+        await until(one, unloading.done)
+        await one.settle()
+
+    asyncio.run(scenario())
+
+
 def test_a_model_of_a_triton_that_does_not_answer_is_not_called_unloaded(folder: Path) -> None:
     triton = Triton(folder / "log", "a", "b")
     triton.hangs = True
@@ -247,6 +280,65 @@ def test_a_triton_that_does_not_begin_to_load_is_restarted_for_a_model_that_it_h
     Detector(one, lambda _: None).check(time.monotonic() + 20)
     assert one.triton.state is state
     assert one.models["a"].state is (State.RESTARTING if served else State.FAILED)
+
+
+def test_a_model_that_waits_for_another_to_load_is_not_taken_for_stuck(folder: Path) -> None:
+    """Triton loads one after the other, and begins with the next only at its next look."""
+    one, given_up = kept(folder, Triton(folder / "log", "a", "b")), list[KeptModel]()
+    detector, now = Detector(one, given_up.append), time.monotonic()
+    one.models["b"].state, one.models["b"].served = State.LOADING, False
+    one.models["b"].since = now
+    with (folder / "log").open("a") as log:
+        log.write(LOADS.format("a"))
+    detector.check(now + 20)
+    with (folder / "log").open("a") as log:
+        log.write(LOADED.format("a"))
+    detector.check(now + 20.5)
+    assert not given_up
+    detector.check(now + 37)
+    assert one.models["b"].state is State.FAILED
+    assert given_up == [one.models["b"]], "it must not be loaded later, when nobody expects it"
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_process_that_goes_on_after_an_error_is_ended_if_it_serves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """Triton would load nothing else meanwhile; of a model that was loaded, another may answer."""
+    one = kept(folder, Triton(folder / "log", "a"))
+    killed: list[str] = []
+    monkeypatch.setattr(one.stubs, "kill", killed.append)
+    detector, now = Detector(one, lambda _: None), time.monotonic()
+    one.models["a"].state, one.models["a"].served, one.models["a"].since = (
+        State.LOADING,
+        served,
+        now,
+    )
+    with (folder / "log").open("a") as log:
+        log.write(LOADS.format("a") + RAISED)
+    detector.check(now)
+    assert killed == [], "it may be about to end"
+    detector.check(now + 4)
+    assert killed == ([] if served else ["a"])
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_triton_that_waits_for_a_dead_process_is_restarted_for_others_later(
+    folder: Path, on_demand: bool
+) -> None:
+    """What is loaded on demand fails alone; whoever uses the others is answered first."""
+    one = kept(folder, Triton(folder / "log", "a", "b"))
+    one.settings = replace(one.settings, on_demand=on_demand)
+    model = one.models["a"]
+    model.state, model.served, model.died_at, model.how = State.LOADING, False, 1.0, "exit code 1"
+    Detector(one, lambda _: None).check(time.monotonic())
+    assert one.triton.state is (State.READY if on_demand else State.RESTARTING)
+    assert model.state is (State.FAILED if on_demand else State.RESTARTING)
+    assert one.models["b"].alive is on_demand
+    assert (one.restart_wanted is not None) is on_demand
+    one.lost(time.monotonic(), "Triton waits for a", fault=False)
+    assert one.restart_wanted is None
+    assert one.models["b"].state is State.RESTARTING
 
 
 def test_a_dead_model_is_reloaded_with_its_parts_once_its_wait_is_over(folder: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from llmserve.client import OpenAIApi
+from llmserve.errors import UsageError
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Lengths, Prompts
@@ -36,6 +38,10 @@ class Endpoint:
         if len(self.received) % 4 == 0:
             refusal = {"error": {"message": "the queue is full"}}
             reply(request, json.dumps(refusal).encode(), 429)
+        elif request.path == "/v1/embeddings":
+            vectors = [{"index": at, "embedding": "AAAA"} for at in range(len(body["input"]))]
+            usage = {"prompt_tokens": 7, "total_tokens": 7}
+            reply(request, json.dumps({"data": vectors, "usage": usage}).encode())
         elif body.get("stream"):
             parts = [
                 {"delta": {"content": text}} if chat else {"text": text} for text in ("a b ", "c")
@@ -90,6 +96,39 @@ def test_requests_and_answers_follow_the_openai_api(
         assert record.tokens == ((1, 7) if stream else (8,))
     assert ("ttft_p50" in figures_of(run, Load(stream=stream))) == stream
     assert run.server is None
+
+
+def test_embeddings_are_asked_for_some_texts_at_a_time(endpoint: Endpoint) -> None:
+    target, load = Target("demo", endpoint.url, api="embeddings"), Load(concurrency=2, requests=8)
+    run = bench(target, replace(load, warmup=0), Plan(Prompts(), texts=3)).runs[0]
+    path, body, _ = endpoint.received[0]
+    assert (path, body["model"], body["encoding_format"]) == ("/v1/embeddings", "demo", "base64")
+    assert len(body["input"]) == 3
+    assert len({text for _, each, _ in endpoint.received for text in each["input"]}) > 12
+    assert len(run.good) == 6
+    assert {(record.texts, record.input_tokens) for record in run.good} == {(3, 7)}
+    figures = figures_of(run, load)
+    assert figures["texts_per_second"] == pytest.approx(18 / run.seconds)
+    assert figures["input_tokens_per_second"] == pytest.approx(42 / run.seconds)
+    assert not figures.keys() & {"output_tokens", "ttft_p50"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "flag"),
+    [
+        (Plan(Prompts(), True), "--stream"),
+        (Plan(Prompts(output_tokens=Lengths(8))), "--output-tokens"),
+    ],
+)
+def test_options_of_text_are_refused_for_embeddings(plan: Plan, flag: str) -> None:
+    with pytest.raises(UsageError, match="demo computes embeddings") as caught:
+        bench(Target("demo", "http://127.0.0.1:9", api="embeddings"), Load(), plan)
+    assert caught.value.hint == f"leave out {flag}"
+
+
+def test_texts_are_refused_for_a_model_that_generates_text() -> None:
+    with pytest.raises(UsageError, match="demo generates text: leave out --texts"):
+        bench(Target("demo", "http://127.0.0.1:9", api="chat"), Load(), Plan(Prompts(), texts=4))
 
 
 def test_a_stream_that_breaks_off_is_a_failure(endpoint: Endpoint) -> None:

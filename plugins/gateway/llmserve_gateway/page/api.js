@@ -25,10 +25,24 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
+// Loads or unloads a model that is loaded on demand, and waits until that is done.
+export async function order(path, model, key) {
+  const response = await fetch(path, { method: "POST", headers: headers(key), body: JSON.stringify({ model }) });
+  if (!response.ok) await throwError(response);
+}
+
 export async function metrics(key) {
   const response = await fetch("/metrics", { headers: headers(key) });
   if (!response.ok) await throwError(response);
   return response.text();
+}
+
+export async function rank(body, key, signal) {
+  const response = await fetch("/v1/rerank", { method: "POST", headers: headers(key), body: JSON.stringify({ ...body, return_documents: false }), signal }).catch((error) => {
+    throw signal.aborted ? error : new Error("the server cannot be reached");
+  });
+  if (!response.ok) await throwError(response);
+  return response.json();
 }
 
 // Calls onPiece with each piece of an answer, { text, reasoning, tokens }; returns the finish reason.

@@ -2,12 +2,18 @@
 import { openChat } from "./chat.js";
 import { openCompare } from "./compare.js";
 import { watchLoad } from "./load.js";
+import { watchModels } from "./loads.js";
 import { keepModels } from "./models.js";
+import { openRank } from "./rank.js";
 import { openRequests } from "./requests.js";
 import { openTabs } from "./tabs.js";
 
 openChat();
 openCompare();
+openRank();
 openRequests();
-openTabs((view) => watchLoad(view === "load"));
+openTabs((view) => {
+  watchLoad(view === "load");
+  watchModels(view === "load");
+});
 keepModels();

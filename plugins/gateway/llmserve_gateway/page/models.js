@@ -1,6 +1,6 @@
 // The models of the server, in every list of the page.
 import { listModels } from "./api.js";
-import { at } from "./dom.js";
+import { at, create } from "./dom.js";
 import { setState } from "./notice.js";
 
 const REFRESH_MS = 5000;
@@ -9,10 +9,10 @@ let asked = 0;
 
 export const key = () => at("key").value;
 
-// A server may have models for other things than text, and says so.
-function generates(model) {
-  return (model.purpose ?? "generate") === "generate";
-}
+// What models are for, by the server's words.
+const TASKS = { generate: "generates text", embed: "computes embeddings", rerank: "ranks documents", classify: "tells labels of texts" };
+// A server of another maker has models for text and does not say so.
+const taskOf = (model) => model.task ?? "generate";
 
 export function contextOf(id) {
   return models.find((model) => model.id === id)?.max_model_len ?? null;
@@ -22,10 +22,12 @@ export function contextOf(id) {
 export async function refreshModels() {
   asked = performance.now();
   try {
-    models = (await listModels(key())).filter(generates);
+    models = await listModels(key());
     for (const list of document.querySelectorAll("select[data-models]")) fill(list);
+    at("models").replaceChildren(...models.map(describe));
     const count = models.length;
-    setState(count ? `${count} model${count > 1 ? "s" : ""} ready` : "No model is ready", count ? "ready" : "bad");
+    const ready = models.some((model) => "loaded" in model) ? "on demand" : "ready";
+    setState(count ? `${count} model${count > 1 ? "s" : ""} ${ready}` : "No model is ready", count ? "ready" : "bad");
     at("key-field").hidden ||= !key();
   } catch (error) {
     if (error.status === 401) at("key-field").hidden = false;
@@ -34,11 +36,20 @@ export async function refreshModels() {
   document.dispatchEvent(new Event("models"));
 }
 
+// A list has the models for its tasks, those for the first of them first.
 function fill(list) {
   const chosen = list.dataset.wants || list.value;
-  list.replaceChildren(...models.map(({ id, max_model_len: context }) =>
+  const tasks = (list.dataset.tasks ?? "generate").split(" ");
+  const fitting = tasks.flatMap((task) => models.filter((model) => taskOf(model) === task));
+  list.replaceChildren(...fitting.map(({ id, max_model_len: context }) =>
     new Option(context ? `${id} · ${context} tokens` : id, id, false, id === chosen)));
-  if (!chosen && list.dataset.models === "second" && models.length > 1) list.selectedIndex = 1;
+  if (!chosen && list.dataset.models === "second" && fitting.length > 1) list.selectedIndex = 1;
+}
+
+function describe(model) {
+  const task = taskOf(model);
+  const context = model.max_model_len ? `, ${model.max_model_len} tokens` : "";
+  return create("li", {}, create("b", {}, model.id), ` ${TASKS[task] ?? `is for ${task}`}${context}`);
 }
 
 // Chooses a model in a list, as soon as the server has it.

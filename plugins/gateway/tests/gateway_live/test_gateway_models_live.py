@@ -9,6 +9,8 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.testing import LiveTriton
+from tests import light
+from tests.light import light_model
 from tests.support import one_layer
 
 from .process import Gateway
@@ -46,13 +48,15 @@ def test_a_recipe_answers(
     source = "demo"
     if recipe.startswith("gpt2"):
         source = str(one_layer(tmp_path_factory.getbasetemp() / "one-layer"))
+    elif recipe == light.PLUGIN:
+        source = str(light_model())
     model = triton.build(options.pop("plugin", recipe), source, **options)
     client = gateway.client()
     expected = triton.client.generate(model, messages=CHAT, max_tokens=40)
     chat = client.chat.completions.create(model=model, messages=CHAT, max_tokens=40)
     assert chat.choices[0].message.content == expected.text != ""
     assert chat.choices[0].finish_reason == expected.finish_reason
-    if source == "demo":
+    if not recipe.startswith("gpt2"):
         assert expected.text == "The capital of Japan is Tokyo."
     request: Any = {"model": model, "prompt": "Once upon a time", "max_tokens": 6}
     whole = client.completions.create(**request)

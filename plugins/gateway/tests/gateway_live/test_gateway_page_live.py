@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 JAPAN = "The capital of Japan is Tokyo."
 
@@ -113,3 +113,26 @@ def test_two_answers_to_one_prompt_stand_side_by_side(page: Page) -> None:
     left.get_by_role("button", name="Go on in the chat").click()
     assert page.locator("#chat .turn").count() == 2
     assert page.locator("#chat").is_visible()
+
+
+def test_models_on_demand_have_buttons(page: Page) -> None:
+    model = {"id": "m", "loaded": False, "state": "unloaded", "size": 88_000_000, "pinned": False}
+
+    def load(route: Route) -> None:
+        assert route.request.post_data_json == {"model": "m"}
+        model.update(loaded=True, state="ready")
+        route.fulfill(json=model)
+
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [model]}))
+    page.route("**/models/load", load)
+    refusal = {"error": {"message": "this key may not unload models"}}
+    page.route("**/models/unload", lambda route: route.fulfill(status=403, json=refusal))
+    assert page.locator("#on-demand").is_hidden()
+    page.locator("#tab-load").click()
+    rows = page.locator("#on-demand-models li")
+    expect(rows).to_have_text(["munloadedLoad"])
+    page.get_by_role("button", name="Load m", exact=True).click()
+    expect(rows).to_have_text(["mready · 88 MBUnload"])
+    page.get_by_role("button", name="Unload m", exact=True).click()
+    expect(page.locator("#notice-text")).to_have_text("this key may not unload models")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360

@@ -123,7 +123,10 @@ class _Request:
 
 
 class LLMEngine:
-    """Runs at most two requests at once, so that others wait."""
+    """Runs at most two requests at once, so that others wait.
+
+    ``empty_steps`` is how many of the next steps have no answer for anybody.
+    """
 
     made: list[LLMEngine] = []
 
@@ -132,6 +135,7 @@ class LLMEngine:
         self.requests: dict[str, _Request] = {}
         self.aborted: list[str] = []
         self.fails: Exception | None = None
+        self.empty_steps = 0
         self.ends_with: str | None = None
         self.ended = False
         self.engine_core = SimpleNamespace(shutdown=self._shutdown)
@@ -156,6 +160,9 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         if self.fails:
             raise self.fails
+        if self.empty_steps:
+            self.empty_steps -= 1
+            return []
         running = list(self.requests.items())[:2]
         outputs = [self._next(name, request) for name, request in running]
         for output in outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,48 @@ def test_a_failed_step_is_raised_and_the_next_request_gets_a_new_engine(stepper:
     run_batch(stepper, [again])
     assert again.text == "abcab"
     assert len(LLMEngine.made) == 2
+
+
+def test_an_engine_that_cannot_be_made_anew_fails_one_request_and_is_tried_again(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepper.admit(ask())
+    engine().fails = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError):
+        stepper.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(LLMEngine, "from_vllm_config", _no_room)
+        with pytest.raises(MemoryError):
+            stepper.admit(ask())
+    assert not stepper.busy
+    again = ask()
+    run_batch(stepper, [again])
+    assert again.text == "abcab"
+
+
+def _no_room(*_: Any, **__: Any) -> None:
+    raise MemoryError("no room")
+
+
+def test_only_steps_in_which_nothing_could_run_are_followed_by_a_pause(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are parts of long prompts."""
+    from llmserve_vllm import engine as module
+
+    slept: list[float] = []
+    # When two empty steps begin and end, in seconds.
+    times = iter([1.0, 1.0, 2.0, 2.02])
+    clock = SimpleNamespace(perf_counter=lambda: next(times, 3.0), sleep=slept.append)
+    monkeypatch.setattr(module, "time", clock)
+    asked = ask()
+    stepper.admit(asked)
+    engine().empty_steps = 2
+    stepper.step()
+    stepper.step()
+    run_batch(stepper, [])
+    assert slept == [module._PAUSE, 0.0]
+    assert asked.text == "abcab"
 
 
 def test_a_request_that_vllm_refuses_fails_alone_in_one_line(stepper: Stepper) -> None:

@@ -1,0 +1,240 @@
+"""``llmserve certify``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmserve.errors import UsageError
+from llmserve_cli.assigned import assigned
+from llmserve_cli.completion import built_models
+from llmserve_cli.interrupts import while_importing
+from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
+from llmserve_cli.status import Status
+from llmserve_cli.terminal import print_table, printable
+
+if TYPE_CHECKING:
+    from llmserve.certify.check import Check, Verdict
+    from llmserve.certify.endpoint import Subject
+    from llmserve.certify.examination import Budget, Examination
+    from llmserve.certify.output import Change
+    from llmserve.certify.run import Report
+
+PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
+FAILED = 8
+"""The exit code if a check fails."""
+_MINUTES = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
+    from llmserve.certify.examination import Budget
+
+    budget = Budget()
+    for part in filter(None, text.split(",")):
+        if part.isdecimal() and int(part):
+            budget.requests = int(part)
+        elif match := _MINUTES.fullmatch(part):
+            budget.seconds = float(match[1]) * _UNITS[match[2]]
+        else:
+            raise click.BadParameter("give requests, minutes or both, as in 300 or 300,5m")
+    return budget
+
+
+@click.command()
+@click.argument("model", required=False, shell_complete=built_models)
+@click.option(
+    "--against",
+    metavar="SOURCE",
+    help="The model itself, to compare with: a folder, a hub id, a GGUF file or 'demo'.",
+)
+@ADDRESS
+@REPOSITORY
+@OPENAI
+@click.option(
+    "--embeddings", is_flag=True, help="With --openai: check v1/embeddings; a Triton tells it."
+)
+@click.option("--http-url", help="Triton's HTTP address, for the curl commands in the report.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Send an option with every request, such as one that the model needs (repeatable).",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    help="What the server computes in (default: what the model's weights are stored in).",
+)
+@click.option("--quick", is_flag=True, help="Only the most telling checks, in a sixth of the time.")
+@click.option(
+    "--only", multiple=True, metavar="CHECK", help="Only this check (repeatable); see --list."
+)
+@click.option("--list", "as_list", is_flag=True, help="List the checks, and ask nothing.")
+@click.option(
+    "--budget",
+    callback=_budget,
+    default="1500,20m",
+    show_default=True,
+    metavar="REQUESTS,TIME",
+    help="The most requests, and the longest time.",
+)
+@click.option("--timeout", type=float, default=120.0, show_default=True, help="Of one request.")
+@click.option("--report", type=_FOLDER, metavar="DIR", help="Write a page to this folder.")
+@click.option(
+    "--json", "json_file", type=_OUT, metavar="FILE", help="Save the report as JSON; - prints it."
+)
+@click.option("--junit", type=_FILE, metavar="FILE", help="Save the report as JUnit's XML.")
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="An earlier report in JSON: say what has changed, and fail only for what is worse.",
+)
+def certify(model: str | None, as_list: bool, **options: Any) -> int:
+    """Check a server against its model.
+
+    What it answers should be what the model says. Any server: a model of a Triton with text
+    tensors, or one with OpenAI's API. With --against, answers are compared with the model's own,
+    run on this machine; without, with one another. A difference that rounding explains is no
+    fault, and is said. The exit code is 8 if there are faults.
+
+    \b
+    llmserve certify demo --against demo
+    llmserve certify my-model --openai http://127.0.0.1:8000/v1 --against ./my-model
+    llmserve certify demo --quick --junit certify.xml
+    """
+    with while_importing():
+        from llmserve.certify.output import changes, read_states
+        from llmserve.certify.run import all_checks, checks_for, run_checks
+        from llmserve.plugins.registry import Registry
+
+        checks = _chosen(all_checks(Registry.load(components=False)), options["only"])
+    if as_list:
+        _print_checks(checks)
+        return 0
+    if model is None:
+        raise UsageError("MODEL is missing", hint="name a served model, or give --list")
+    before = read_states(options["baseline"]) if options["baseline"] else None
+    with Status("connecting") as status, _examination(model, options, status) as exam:
+        # What is asked for by its name is run, whatever --quick leaves out.
+        exam.quick = options["quick"] and not options["only"]
+        count = len(checks_for(exam, checks))
+        started = iter(range(1, count + 1))
+
+        def start(check: Check) -> None:
+            status.update(f"{next(started)} of {count}: {check.name}")
+
+        report = run_checks(exam, checks, on_start=start)
+    changed = None if before is None else changes(before, report)
+    _write(report, changed, options)
+    if changed is not None:
+        return FAILED if any(change.is_worse for change in changed) else 0
+    return FAILED if report.faults else 0
+
+
+def _chosen(checks: list[Check], only: tuple[str, ...]) -> list[Check]:
+    from llmserve.names import near
+
+    names = {check.name for check in checks}
+    for name in only:
+        if name not in names:
+            raise UsageError(f"there is no check {name!r}", hint=near(name, names))
+    return [check for check in checks if not only or check.name in only]
+
+
+def _print_checks(checks: list[Check]) -> None:
+    rows = [(check.name, check.severity, check.promise) for check in checks]
+    print_table([("CHECK", "SEVERITY", "PROMISE"), *rows])
+
+
+@contextmanager
+def _examination(model: str, options: dict[str, Any], status: Status) -> Iterator[Examination]:
+    from llmserve.certify.examination import Examination
+
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(_endpoint(model, options))
+        found: dict[str, Any] = {}
+        if (against := options["against"]) and endpoint.task == "generate":
+            from llmserve.certify.checkpoint import opened
+
+            found["reference"] = stack.enter_context(opened(against, status.update))
+        elif against:
+            from llmserve.certify.encoder import opened_encoder
+
+            found["encoder"] = opened_encoder(against, endpoint.task, status.update)
+        precision, budget = options["precision"] or "", options["budget"]
+        yield Examination(endpoint, precision=precision, budget=budget, **found)
+
+
+@contextmanager
+def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
+    always = assigned(options["assignments"])
+    if options["openai"]:
+        if options["url"] or options["http_url"]:
+            raise UsageError("--url and --http-url are Triton's", hint="leave out --openai or them")
+        from llmserve.certify.openai import OpenAIEndpoint
+
+        task = "embed" if options["embeddings"] else "generate"
+        yield OpenAIEndpoint(options["openai"], model, options["timeout"], always=always, task=task)
+        return
+    from llmserve.certify.triton import TritonEndpoint
+    from llmserve.client import connect, parse_url
+
+    url = url_for(model, options["url"], options["repository"])
+    with connect(url, timeout=options["timeout"]) as client:
+        http = (options["http_url"] or "").rstrip("/")
+        yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http, always=always)
+
+
+def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]) -> None:
+    from llmserve.certify.output import as_json, as_junit
+    from llmserve.certify.page import page
+
+    target: Path | None = options["json_file"]
+    if str(target) == "-":
+        click.echo(as_json(report))
+    else:
+        _print(report, changed)
+        if target:
+            target.write_text(as_json(report), encoding="utf-8")
+    if options["junit"]:
+        options["junit"].write_text(as_junit(report), encoding="utf-8")
+    if folder := options["report"]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "index.html").write_text(page(report, changed), encoding="utf-8")
+        (folder / "report.json").write_text(as_json(report), encoding="utf-8")
+        click.echo(f"{folder / 'index.html'}", err=True)
+
+
+def _print(report: Report, changed: list[Change] | None) -> None:
+    from llmserve.certify.output import evidence
+    from llmserve.certify.page import result
+
+    print_table([("RESULT", "CHECK", "SEVERITY", "WHAT"), *map(_row, report.verdicts)])
+    for verdict in report.faults:
+        click.echo(f"\n{verdict.name}: {printable(verdict.words)}")
+        for line in evidence(verdict):
+            click.echo(f"  {printable(line)}")
+    click.echo(f"\n{result(report)}")
+    for change in changed or ():
+        words = f"{change.before or 'not run'}, now {change.after or 'not run'}"
+        click.echo(f"since the baseline: {change.name} was {words}")
+    if changed == []:
+        click.echo("since the baseline: nothing has changed")
+
+
+def _row(verdict: Verdict) -> tuple[str, str, str, str]:
+    words = printable(verdict.words) or "; ".join(map(printable, verdict.notes[:1]))
+    if verdict.cause:
+        words = f"follows from {verdict.cause}"
+    return verdict.state, verdict.name, verdict.severity, words or verdict.promise

@@ -1,0 +1,14 @@
+from llmserve.certify.check import Check as Check
+from llmserve.certify.check import Verdict as Verdict
+from llmserve.certify.endpoint import Ask as Ask
+from llmserve.certify.endpoint import Gone as Gone
+from llmserve.certify.endpoint import Refusal as Refusal
+from llmserve.certify.endpoint import Reply as Reply
+from llmserve.certify.endpoint import Subject as Subject
+from llmserve.certify.examination import Examination as Examination
+from llmserve.certify.outcome import Broken as Broken
+from llmserve.certify.outcome import NotOffered as NotOffered
+from llmserve.certify.outcome import Undecided as Undecided
+from llmserve.certify.reference import Reference as Reference
+from llmserve.certify.run import Report as Report
+from llmserve.certify.run import run_checks as run_checks

@@ -1,0 +1,28 @@
+"""Our checks, in the order in which they run: one home for each promise."""
+
+from __future__ import annotations
+
+from llmserve.certify.check import Check
+from llmserve.certify.checks import (
+    answers,
+    chat,
+    hostile,
+    lengths,
+    logprobs,
+    sampling,
+    sharing,
+    streams,
+    values,
+)
+
+CHECKS: tuple[Check, ...] = (
+    *answers.CHECKS,
+    *sharing.CHECKS,
+    *lengths.CHECKS,
+    *streams.CHECKS,
+    *chat.CHECKS,
+    *logprobs.CHECKS,
+    *sampling.CHECKS,
+    *hostile.CHECKS,
+    *values.CHECKS,
+)

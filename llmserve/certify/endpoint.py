@@ -1,0 +1,129 @@
+"""What is examined: something that answers prompts, and can refuse."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from llmserve.client.results import Logprob
+from llmserve.errors import LLMServeError
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Vector
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: a prompt or messages, and options under llmserve's names."""
+
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+
+    def with_options(self, **options: Any) -> Ask:
+        return replace(self, options={**self.options, **options})
+
+    def __str__(self) -> str:
+        content = json.dumps(list(self.messages)) if self.messages else repr(self.prompt)
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{content[:80]}{' with ' + options if options else ''}"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came; what the server did not say is None."""
+
+    text: str
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    logprobs: tuple[Logprob, ...] | None = None
+    pieces: tuple[str, ...] = ()
+    events: int = 0
+    """The parts of a stream, including those without text."""
+
+
+class Refusal(LLMServeError):
+    """The server answered with an error; ``status`` is that of HTTP, or what it would be."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status, self.words = status, words
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it says that the request is at fault, or that there is too much of them."""
+        return 400 <= self.status < 500 or self.status == 501
+
+
+class Gone(LLMServeError):
+    """No answer came: the connection failed, or the time is over."""
+
+
+class Hostile(NamedTuple):
+    """A request that no server should take, or at least survive."""
+
+    name: str
+    body: bytes
+    """What is sent; empty for a request in ``ask``."""
+    ask: Ask | None
+    must_refuse: bool
+
+
+class Subject(Protocol):
+    """Something that answers prompts; threads may share it."""
+
+    kind: str
+    model: str
+    url: str
+    chats: bool
+    streams: bool
+    takes: frozenset[str] | None
+    """The options that it has; None if it does not say."""
+    task: str
+    """``generate`` for a model of texts; any other answers with values."""
+
+    def ask(self, ask: Ask) -> Reply:
+        """Return the answer; raise :class:`Refusal` or :class:`Gone`."""
+        ...
+
+    def pieces(self, ask: Ask) -> Generator[str, None, None]:
+        """Yield the parts of a stream; to leave it early cancels the request."""
+        ...
+
+    def hostile(self) -> Sequence[Hostile]:
+        """Return requests that are wrong in this protocol's own ways."""
+        ...
+
+    def send(self, hostile: Hostile) -> Reply | None:
+        """Send one of them; raise :class:`Refusal` or :class:`Gone`."""
+        ...
+
+    def curl(self, ask: Ask) -> str:
+        """Return a command line that repeats a request."""
+        ...
+
+    def hostile_curl(self, hostile: Hostile) -> str: ...
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        """Return what the model computes of each text, asked for in one request."""
+        ...
+
+    def values_curl(self, texts: Sequence[str]) -> str: ...
+
+    def describe(self) -> dict[str, str]:
+        """Return what the server says of itself, such as its version."""
+        ...
+
+
+def curl(url: str, body: str, *, stream: bool = False, headers: Sequence[str] = ()) -> str:
+    words = ["curl", "-sN" if stream else "-s", url]
+    for header in ("content-type: application/json", *headers):
+        words += ["-H", header]
+    return shlex.join([*words, "-d", body])

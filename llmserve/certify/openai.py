@@ -1,0 +1,285 @@
+"""A server with OpenAI's API, as something to examine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from llmserve.certify.endpoint import Ask, Gone, Hostile, Message, Refusal, Reply, curl
+from llmserve.client.openai import KEY, OpenAIApi
+from llmserve.client.results import Logprob
+from llmserve.contract.tasks import GENERATE
+
+if TYPE_CHECKING:
+    from llmserve.certify.encoder import Vector
+
+_FORMS = {"json_schema", "choice", "regex"}
+
+
+class OpenAIEndpoint:
+    """``v1/completions`` and ``v1/chat/completions`` of one server."""
+
+    kind = "OpenAI API"
+    streams = True
+    takes: frozenset[str] | None = None
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        timeout: float = 120.0,
+        *,
+        always: Mapping[str, Any] | None = None,
+        task: str = GENERATE,
+    ) -> None:
+        self._api = OpenAIApi(url)
+        self.url, self.model, self.chats = self._api.url, model, True
+        self._timeout, self._always, self.task = timeout, dict(always or {}), task
+        self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
+
+    def describe(self) -> dict[str, str]:
+        said = {}
+        root = self.url.rpartition("/v1")[0] or self.url
+        with suppress(ValueError, LookupError, TypeError, Refusal, Gone):
+            said["version"] = str(self._get(f"{root}/version")["version"])
+        with suppress(ValueError, LookupError, TypeError, AttributeError, Refusal, Gone):
+            said["owned_by"] = str(self._get(f"{self.url}/models")["data"][0]["owned_by"])
+        return said
+
+    def _get(self, url: str) -> Any:
+        with closing(self._open(url, None)) as opened:
+            return json.loads(self._read(opened.response))
+
+    def ask(self, ask: Ask) -> Reply:
+        path, body = self._body(ask)
+        with closing(self._open(path, body)) as opened:
+            if ask.stream:
+                return _joined(self._events(opened.response))
+            try:
+                return _answer(json.loads(self._read(opened.response)))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
+
+    def pieces(self, ask: Ask) -> Generator[str, None, None]:
+        path, body = self._body(Ask(ask.prompt, ask.messages, ask.options, stream=True))
+        with closing(self._open(path, body)) as opened:
+            for event in self._events(opened.response):
+                for choice in event.get("choices") or ():
+                    yield _text(choice)
+
+    def curl(self, ask: Ask) -> str:
+        path, body = self._body(ask)
+        headers = [f"authorization: Bearer ${KEY}"] if "authorization" in self._headers() else []
+        text = json.dumps(body, ensure_ascii=False)
+        return curl(path, text, stream=ask.stream, headers=headers)
+
+    def hostile(self) -> Sequence[Hostile]:
+        plain = {"model": self.model, "prompt": "Hello", "max_tokens": 4}
+        wrong: Mapping[str, dict[str, Any]] = {
+            "max_tokens as a text": {**plain, "max_tokens": "many"},
+            "a negative max_tokens": {**plain, "max_tokens": -5},
+            "a negative temperature": {**plain, "temperature": -1},
+            "a top_p above 1": {**plain, "top_p": 7.5},
+            "an object as the prompt": {**plain, "prompt": {"a": 1}},
+            "stop words that are numbers": {**plain, "stop": [1, 2]},
+            "no model": {"prompt": "Hello", "max_tokens": 4},
+            "a model that is not there": {**plain, "model": f"{self.model}-not-there"},
+        }
+        # A server of one model may take any name, or none.
+        lenient = {"no model", "a model that is not there"}
+        bodies = [
+            Hostile(name, json.dumps(body).encode(), None, name not in lenient)
+            for name, body in wrong.items()
+        ]
+        return (
+            Hostile("no JSON", b'{"model": ', None, True),
+            Hostile("a list instead of an object", b"[]", None, True),
+            Hostile("bytes that are not UTF-8", b'{"prompt": "\xff\xfe"}', None, True),
+            *bodies,
+        )
+
+    def send(self, hostile: Hostile) -> Reply | None:
+        with closing(self._open(f"{self.url}/completions", hostile.body)) as opened:
+            data = self._read(opened.response)
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            return _answer(json.loads(data))
+        return None
+
+    def hostile_curl(self, hostile: Hostile) -> str:
+        return curl(f"{self.url}/completions", hostile.body.decode(errors="backslashreplace"))
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        import numpy as np
+
+        body = self._values_body(texts)
+        with closing(self._open(f"{self.url}/embeddings", body)) as opened:
+            data = self._read(opened.response)
+        try:
+            found = sorted(json.loads(data)["data"], key=lambda entry: entry["index"])
+            return [np.array(entry["embedding"], np.float32) for entry in found]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
+
+    def values_curl(self, texts: Sequence[str]) -> str:
+        body = json.dumps(self._values_body(texts), ensure_ascii=False)
+        return curl(f"{self.url}/embeddings", body)
+
+    def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
+        return {**self._always, "model": self.model, "input": list(texts)}
+
+    def _headers(self) -> dict[str, str]:
+        return self._api.request(self.model, "", {}, stream=False).headers
+
+    def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+        options = {**self._always, **ask.options}
+        forms = {name: options.pop(name) for name in _FORMS & options.keys()}
+        count = options.pop("logprobs", None)
+        if ask.messages:
+            options["messages"] = list(ask.messages)
+        request = self._api.request(self.model, ask.prompt, options, stream=ask.stream)
+        body = json.loads(request.body)
+        if count is not None:
+            body |= (
+                {"logprobs": True, "top_logprobs": count} if ask.messages else {"logprobs": count}
+            )
+        if schema := forms.pop("json_schema", None):
+            named = {"name": "answer", "schema": schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        if forms:
+            # What vLLM calls it; OpenAI's API has no field for these.
+            body["structured_outputs"] = forms
+        return request.url, body
+
+    def _open(self, url: str, body: Mapping[str, Any] | bytes | None) -> _Opened:
+        connection = self._connection_type(self._api.host, self._api.port, timeout=self._timeout)
+        try:
+            if body is None:
+                connection.request("GET", urlsplit(url).path, headers=self._headers())
+            else:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                connection.request("POST", urlsplit(url).path, data, self._headers())
+            response = connection.getresponse()
+            if response.status == 200:
+                return _Opened(connection, response)
+            words = _error_words(self._read(response)) or f"status {response.status}"
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise Gone(f"no answer from {self.url}: {error or type(error).__name__}") from None
+        connection.close()
+        raise Refusal(response.status, words)
+
+    @staticmethod
+    def _read(response: HTTPResponse) -> bytes:
+        try:
+            return response.read()
+        except (OSError, HTTPException) as error:
+            raise Gone(f"the answer broke off: {error or type(error).__name__}") from None
+
+    def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
+        try:
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if error := event.get("error"):
+                    status = error.get("code") if isinstance(error, Mapping) else None
+                    raise Refusal(status if isinstance(status, int) else 500, str(error))
+                yield event
+        except (OSError, HTTPException) as error:
+            raise Gone(f"the stream broke off: {error or type(error).__name__}") from None
+        except (ValueError, AttributeError) as error:
+            raise Gone(f"the stream is not one of OpenAI's API ({error!r})") from None
+        raise Gone("the stream ended without [DONE]")
+
+
+class _Opened(NamedTuple):
+    connection: HTTPConnection
+    response: HTTPResponse
+
+    def close(self) -> None:
+        # The response has the socket, which stays open as long as either does.
+        self.response.close()
+        self.connection.close()
+
+
+def _error_words(body: bytes) -> str:
+    try:
+        error = json.loads(body)
+        error = error.get("error", error)
+        words = str(error.get("message", error) if isinstance(error, Mapping) else error)
+    except (ValueError, AttributeError):
+        words = body.decode(errors="replace")
+    return " ".join(words.split())[:300]
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    message: Message = choice.get("delta") or choice.get("message") or {}
+    return str(choice.get("text") or message.get("content") or "")
+
+
+def _answer(content: Mapping[str, Any]) -> Reply:
+    choice = content["choices"][0]
+    usage = content.get("usage") or {}
+    return Reply(
+        _text(choice),
+        choice.get("finish_reason"),
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        _logprobs(choice.get("logprobs")),
+    )
+
+
+def _joined(events: Iterator[dict[str, Any]]) -> Reply:
+    texts: list[str] = []
+    usage: Mapping[str, Any] = {}
+    reason, count = None, 0
+    logprobs: list[Logprob] | None = None
+    for event in events:
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            count += 1
+            texts.append(_text(choice))
+            reason = choice.get("finish_reason") or reason
+            if (entries := _logprobs(choice.get("logprobs"))) is not None:
+                logprobs = [*(logprobs or ()), *entries]
+    return Reply(
+        "".join(texts),
+        reason,
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        None if logprobs is None else tuple(logprobs),
+        tuple(filter(None, texts)),
+        count,
+    )
+
+
+def _logprobs(content: Mapping[str, Any] | None) -> tuple[Logprob, ...] | None:
+    """Read log-probabilities in either form; the API has no ids of tokens."""
+    if not content:
+        return None
+    if "content" in content:
+        return tuple(_entry(entry) for entry in content["content"] or ())
+    tokens, values = content.get("tokens") or (), content.get("token_logprobs") or ()
+    tops = content.get("top_logprobs") or [None] * len(tokens)
+    return tuple(
+        Logprob(-1, token, value, _ranked(top or {}))
+        for token, value, top in zip(tokens, values, tops, strict=False)
+        if value is not None
+    )
+
+
+def _entry(entry: Mapping[str, Any]) -> Logprob:
+    top = {other["token"]: other["logprob"] for other in entry.get("top_logprobs") or ()}
+    return Logprob(-1, entry["token"], entry["logprob"], _ranked(top))
+
+
+def _ranked(top: Mapping[str, float]) -> tuple[Logprob, ...]:
+    ranked = sorted(top.items(), key=lambda item: -item[1])
+    return tuple(Logprob(-1, token, value) for token, value in ranked)

@@ -1,0 +1,107 @@
+"""A report as JSON, as JUnit's XML, and what has changed since an earlier one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.sax.saxutils import quoteattr
+
+from llmserve.certify.check import Verdict
+from llmserve.certify.run import Report
+from llmserve.errors import ConfigError, UsageError
+
+_FORMAT = 1
+
+
+class Change(NamedTuple):
+    """A check whose verdict is another one than before; ``None`` for a check that was not run."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+    @property
+    def is_worse(self) -> bool:
+        return self.after == "failed"
+
+
+def as_json(report: Report) -> str:
+    return json.dumps(report.as_json(), indent=2, ensure_ascii=False, default=str)
+
+
+def read_states(path: Path) -> dict[str, str]:
+    """Return the state of each check in an earlier report."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise ConfigError(f"{path} is of another llmserve", hint="make the baseline anew")
+        return {verdict["name"]: verdict["state"] for verdict in content["verdicts"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        hint = "give a file that `llmserve certify --json` wrote"
+        raise UsageError(f"{path} is no report: {error}", hint=hint) from None
+
+
+def changes(before: dict[str, str], report: Report) -> list[Change]:
+    """Return what has changed, except that the budget or the machine decided."""
+    after = {verdict.name: verdict.state for verdict in report.verdicts}
+    names = [*after, *(name for name in before if name not in after)]
+    found = [Change(name, before.get(name), after.get(name)) for name in names]
+    return [change for change in found if change.before != change.after]
+
+
+def as_junit(report: Report) -> str:
+    """Return a test suite with a case for each check."""
+    counted = report.counted()
+    name = f"{report.subject['model']} at {report.subject['at']}"
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        f'<testsuite name={_attribute(f"llmserve certify {name}")} tests="{len(report.verdicts)}" '
+        f'failures="{counted["failed"]}" skipped="{counted["skipped"] + counted["undecided"]}" '
+        f'time="{report.seconds}" timestamp={_attribute(report.date)}>',
+        *(line for verdict in report.verdicts for line in _case(verdict)),
+        "</testsuite>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _case(verdict: Verdict) -> Sequence[str]:
+    head = f'  <testcase classname="{verdict.severity}" name={_attribute(verdict.name)}'
+    head += f' time="{verdict.seconds}"'
+    if verdict.state == "passed":
+        return [f"{head}/>"]
+    message = _attribute(verdict.words)
+    if verdict.state == "failed":
+        details = _text("\n".join(line for line in evidence(verdict)))
+        return [f"{head}>", f"    <failure message={message}>{details}</failure>", "  </testcase>"]
+    return [f"{head}>", f"    <skipped message={message}/>", "  </testcase>"]
+
+
+def evidence(verdict: Verdict) -> list[str]:
+    """Return what shows a failure, a line each."""
+    lines = [f"{verdict.meaning}."]
+    if verdict.cause:
+        lines.append(f"probably because {verdict.cause} fails")
+    if verdict.expected is not None:
+        lines.append(f"expected: {verdict.expected!r}")
+    if verdict.got is not None:
+        lines.append(f"got:      {verdict.got!r}")
+    if verdict.curl:
+        lines.append(f"repeat:   {verdict.curl}")
+    return lines
+
+
+def _printable(text: str) -> str:
+    # XML has no way to write most control characters.
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def _attribute(value: Any) -> str:
+    return quoteattr(_printable(str(value)))
+
+
+def _text(value: str) -> str:
+    from xml.sax.saxutils import escape
+
+    return escape(_printable(value))

@@ -1,0 +1,193 @@
+"""Runs checks against an endpoint, and judges which failure explains which."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from llmserve.certify.check import Check, State, Verdict
+from llmserve.certify.checks import CHECKS
+from llmserve.certify.checks.answers import find_echo, find_refused
+from llmserve.certify.endpoint import Gone, Refusal
+from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
+from llmserve.contract.tasks import GENERATE
+from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
+from llmserve.plugins.registry import Registry
+from llmserve.version import __version__
+
+OnVerdict = Callable[[Verdict], None]
+_LONGEST = 600
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was examined, against what, and what came of it."""
+
+    subject: Mapping[str, str]
+    against: Mapping[str, str] | None
+    precision: str
+    verdicts: tuple[Verdict, ...]
+    requests: int
+    seconds: float
+    quick: bool = False
+    date: str = ""
+    version: str = __version__
+    margin: float | None = None
+    format: int = field(default=1)
+
+    @property
+    def faults(self) -> list[Verdict]:
+        """The failures that no other failure explains, the worst first."""
+        order = ("critical", "major", "minor")
+        found = [verdict for verdict in self.verdicts if verdict.is_fault]
+        return sorted(found, key=lambda verdict: order.index(verdict.severity))
+
+    def counted(self) -> dict[str, int]:
+        states: tuple[State, ...] = ("passed", "failed", "undecided", "skipped")
+        return {state: sum(v.state == state for v in self.verdicts) for state in states}
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def all_checks(registry: Registry) -> list[Check]:
+    """Return our checks, and those of plugins."""
+    checks = list(CHECKS)
+    for plugin, function in registry.implementations("llmserve_register_checks"):
+        for check in function():
+            if not isinstance(check, Check):
+                raise PluginError(f"plugin {plugin} registers {check!r}, which is no Check")
+            if any(check.name == other.name for other in checks):
+                raise PluginError(f"plugin {plugin} registers a second check {check.name!r}")
+            checks.append(check)
+    return checks
+
+
+def run_checks(
+    exam: Examination,
+    checks: Sequence[Check],
+    *,
+    on_start: Callable[[Check], None] = lambda _: None,
+    on_verdict: OnVerdict = lambda _: None,
+) -> Report:
+    """Run every check that the endpoint and the reference allow."""
+    began = time.monotonic()
+    verdicts: list[Verdict] = []
+    chosen = checks_for(exam, checks)
+    _begin(exam)
+    for check in chosen:
+        on_start(check)
+        verdict = _run(exam, check)
+        verdict = replace(verdict, cause=_cause(verdict, check, verdicts))
+        verdicts.append(verdict)
+        on_verdict(verdict)
+    by_name = {check.name: check for check in chosen}
+    verdicts = [replace(v, cause=_cause(v, by_name[v.name], verdicts)) for v in verdicts]
+    endpoint, reference = exam.endpoint, exam.reference or exam.encoder
+    subject = {"model": endpoint.model, "at": endpoint.url, "api": endpoint.kind}
+    return Report(
+        {**subject, **endpoint.describe()},
+        {"model": reference.name, **reference.describe()} if reference else None,
+        exam.precision,
+        tuple(verdicts),
+        exam.asked,
+        round(time.monotonic() - began, 1),
+        exam.quick,
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        margin=exam.margin if endpoint.task == GENERATE else exam.value_margin,
+    )
+
+
+def checks_for(exam: Examination, checks: Sequence[Check]) -> list[Check]:
+    """Return those that are about what the endpoint does, and that ``--quick`` leaves."""
+    task = "generate" if exam.endpoint.task == GENERATE else "values"
+    return [check for check in checks if check.task == task and (check.quick or not exam.quick)]
+
+
+def _begin(exam: Examination) -> None:
+    """See that there is a server to examine."""
+    try:
+        # This also loads what the server loads late, and takes none of a check's time.
+        if exam.endpoint.task == GENERATE:
+            exam.try_ask(exam.greedy(exam.prompts[0], 1))
+            find_refused(exam)
+            find_echo(exam)
+        else:
+            exam.try_values(exam.prompts[:1])
+    except OutOfBudget as error:
+        raise UsageError(error.words, hint="allow more (--budget)") from None
+    except Refusal as error:
+        hint = "if it needs an option, give it with --set"
+        raise RequestRejectedError(
+            f"the server refuses the first request: {error.words}", hint=hint
+        ) from None
+    except Gone as error:
+        raise UnreachableError(error.problem, hint="see whether it runs") from None
+    except Broken as error:
+        raise RequestRejectedError(f"the server refuses a plain request: {error.words}") from None
+
+
+def _run(exam: Examination, check: Check) -> Verdict:
+    began, asked = time.monotonic(), exam.asked
+    exam.notes, exam.figures = [], {}
+    state: State = "passed"
+    words, expected, got, curl = "", None, None, ""
+    try:
+        if missing := next(_missing(exam, check), ""):
+            raise NotOffered(missing)
+        check.run(exam)
+    except Broken as error:
+        state, words = "failed", error.words
+        expected, got = _shown(error.expected), _shown(error.got)
+        curl = error.curl or (exam.endpoint.curl(error.ask) if error.ask else "")
+    except (NotOffered, OutOfBudget) as error:
+        state, words = "skipped", error.words
+    except Outcome as error:
+        state, words = "undecided", error.words
+    except (Refusal, Gone) as error:
+        state, words = "failed", f"a request fails: {error.problem}"
+    return Verdict(
+        check.name,
+        state,
+        check.severity,
+        check.promise,
+        check.meaning,
+        " ".join(words.split()),
+        expected,
+        got,
+        curl,
+        tuple(exam.notes),
+        dict(exam.figures),
+        requests=exam.asked - asked,
+        seconds=round(time.monotonic() - began, 2),
+    )
+
+
+def _missing(exam: Examination, check: Check) -> Iterator[str]:
+    known = exam.reference if check.task == "generate" else exam.encoder
+    if "reference" in check.needs and known is None:
+        yield "it needs the model: --against"
+    if "chat" in check.needs and not exam.endpoint.chats:
+        yield "the server takes no chats"
+    if "chat" in check.needs and exam.reference and not exam.reference.chats:
+        yield "the model has no chat template"
+    if "stream" in check.needs and not exam.endpoint.streams:
+        yield "the server does not stream"
+
+
+def _cause(verdict: Verdict, check: Check, verdicts: Sequence[Verdict]) -> str:
+    if verdict.state != "failed":
+        return ""
+    failed = {other.name for other in verdicts if other.state == "failed"}
+    return next((name for name in check.follows if name in failed), "")
+
+
+def _shown(value: object) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"

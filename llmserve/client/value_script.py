@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""A client for the model in this folder. It needs only tritonclient[grpc].
+
+    python client.py "The weather is lovely today."
+    python client.py "How is the weather?" --pair "It is sunny." --pair "Cats sleep."
+    python client.py - < texts.txt
+
+Each line of standard input is a text. It prints a line of JSON for each: an embedding, a score, or
+labels. You can also import it, and change it as you like:
+
+    from client import compute
+    print(compute(["The weather is lovely today."])["embedding"][0])
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
+
+URL = os.environ.get("LLMSERVE_URL") or "127.0.0.1:8001"
+RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2, 4, 5, 6, 7, 130
+# The formats of Triton's numbers, which are little-endian.
+FORMATS = {"FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q"}
+
+
+class RequestError(Exception):
+    """A failed request: a one-line message and the exit code."""
+
+    def __init__(self, message: str, exit_code: int = RUNTIME) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def default_model() -> str:
+    """Return the model's name from llmserve.json next to this file, else the folder's name."""
+    folder = Path(__file__).resolve().parent
+    manifest = folder / "llmserve.json"
+    if not manifest.is_file():
+        return folder.name
+    return str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
+
+
+def compute(
+    texts: list[str],
+    pairs: list[str] | None = None,
+    *,
+    model: str | None = None,
+    url: str = URL,
+    timeout: float | None = None,
+    **options: Any,
+) -> dict[str, list[Any]]:
+    """Return the model's outputs by name, each with an entry for every text.
+
+    ``pairs`` are second texts, one for each, such as documents that a query is compared with;
+    ``options`` are those of the model, such as ``truncate=True``.
+    """
+    model = model or default_model()
+    found: dict[str, list[Any]] = {}
+    with _channel(url) as channel:
+        stub = Stub(channel)
+        try:
+            request = messages.ModelConfigRequest(name=model)
+            config = stub.ModelConfig(request, timeout=10).config
+            rows = config.max_batch_size or len(texts)
+            for first in range(0, len(texts), rows):
+                some = slice(first, first + rows)
+                request = _request(config, texts[some], pairs and pairs[some], options)
+                for name, values in _read(stub.ModelInfer(request, timeout=timeout)).items():
+                    found.setdefault(name, []).extend(values)
+        except grpc.RpcError as error:
+            raise _explain(error, model, url) from None
+    return found
+
+
+def _request(
+    config: Any, texts: list[str], pairs: list[str] | None, options: dict[str, Any]
+) -> Any:
+    request = messages.ModelInferRequest(model_name=config.name)
+    shape = [len(texts), 1] if config.max_batch_size > 0 else [len(texts)]
+    for name, rows in (("text_input", texts), ("text_pair", pairs)):
+        if rows:
+            request.inputs.add(name=name, datatype="BYTES", shape=shape)
+            raw = [text.encode() for text in rows]
+            packed = b"".join(struct.pack("<I", len(text)) + text for text in raw)
+            request.raw_input_contents.append(packed)
+    for name, value in options.items():
+        if isinstance(value, bool):
+            request.parameters[name].bool_param = value
+        elif isinstance(value, int):
+            request.parameters[name].int64_param = value
+        elif value is not None:
+            request.parameters[name].string_param = str(value)
+    return request
+
+
+def _read(response: Any) -> dict[str, list[Any]]:
+    """Return the outputs, each with a number, a text or a list for every row."""
+    found = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        rows = output.shape[0]
+        values = _texts(raw) if output.datatype == "BYTES" else _numbers(output.datatype, raw)
+        width = len(values) // rows
+        lists = [values[row * width : (row + 1) * width] for row in range(rows)]
+        one = output.name in ("score", "num_input_tokens")
+        found[output.name] = [values[0] for values in lists] if one else lists
+    return found
+
+
+def _numbers(datatype: str, raw: bytes) -> list[Any]:
+    code = FORMATS[datatype]
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+
+
+def _texts(raw: bytes) -> list[Any]:
+    texts, position = [], 0
+    while position < len(raw):
+        # A text is preceded by its length in four bytes.
+        end = position + 4 + int.from_bytes(raw[position : position + 4], "little")
+        texts.append(raw[position + 4 : end].decode())
+        position = end
+    return texts
+
+
+def _channel(url: str) -> Any:
+    scheme, _, address = url.rpartition("://")
+    if scheme not in ("", "grpc", "grpcs") or ":" not in address:
+        raise RequestError(f"{url}: give Triton's gRPC port (usually 8001) as host:port", USAGE)
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        # Detects a server that died. Triton allows at most one ping every five minutes.
+        ("grpc.keepalive_time_ms", 330_000),
+        # Despite its name, this also limits each attempt to connect.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
+    ]
+    if scheme == "grpcs":
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=options)
+    return grpc.insecure_channel(address, options=options)
+
+
+def _explain(error: Any, model: str, url: str) -> RequestError:
+    code, details = error.code(), _one_line(error.details() or "")
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RequestError("no answer in time: allow more with --timeout", TIMED_OUT)
+    if code == grpc.StatusCode.CANCELLED:
+        return RequestError("the request was cancelled", INTERRUPTED)
+    if details.startswith("Request for unknown model"):
+        return RequestError(f"the server at {url} has no model {model!r} that is ready", NOT_READY)
+    if code == grpc.StatusCode.UNAVAILABLE and "queue" not in details:
+        return RequestError(
+            f"no Triton answers at {url}: give its gRPC port (usually 8001) with --url, or wait if "
+            "it is still loading",
+            UNREACHABLE,
+        )
+    return RequestError(f"refused: {details}", REJECTED)
+
+
+def _one_line(message: str) -> str:
+    # A model of llmserve puts "[llmserve code] " in front.
+    _, coded, words = message.partition("[llmserve ")
+    return " ".join((words.partition("] ")[2] if coded else message).split()) or "no reason given"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Ask a model that Triton serves for values.")
+    parser.add_argument("text", nargs="?", default="-", help="a text; - (default) reads lines")
+    parser.add_argument("--pair", action="append", help="a second text (repeatable)")
+    parser.add_argument("--url", default=URL, help="gRPC address (default: %(default)s)")
+    parser.add_argument("--model", default=None, help="the model's name (default: this folder's)")
+    parser.add_argument("--dimensions", type=int, help="numbers of an embedding to keep")
+    parser.add_argument("--truncate", action="store_true", default=None, help="cut long texts")
+    parser.add_argument("--timeout", type=float, help="seconds for a request")
+    return parser
+
+
+def main() -> int:
+    options = vars(_parser().parse_args())
+    text, pairs = options.pop("text"), options.pop("pair")
+    try:
+        texts = sys.stdin.read().splitlines() if text == "-" else [text]
+        if pairs:
+            texts, pairs = [t for t in texts for _ in pairs], pairs * len(texts)
+        outputs = compute(texts, pairs, **options) if texts else {}
+        for row in range(len(texts)):
+            values = {name: rows[row] for name, rows in outputs.items()}
+            sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+    except RequestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except UnicodeError:
+        sys.stderr.write("error: the texts or the answer are not UTF-8\n")
+        return RUNTIME
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The reader has closed the pipe.
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

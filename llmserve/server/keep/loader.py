@@ -1,0 +1,122 @@
+"""Loads models in all replicas of a ``serve``, which are the same, and knows how large they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from llmserve.contract.tasks import GENERATE, PARAMETER
+from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
+from llmserve.repository.repository import Repository
+from llmserve.server.keep.keeper import Keeper
+from llmserve.server.keep.kept import KeptModel
+from llmserve.server.keep.states import State
+from llmserve.server.run.machine import expected_memory
+
+_DOWN = (State.UNLOADED, State.FAILED)
+_PATIENCE = 60.0
+"""Seconds that requests have to end before a Triton that loads nothing any more is restarted."""
+
+
+class ReplicaLoader:
+    """Loads and unloads the models of these keepers, for :class:`Demand`."""
+
+    def __init__(self, keepers: Sequence[Keeper]) -> None:
+        self._keepers = keepers
+        self._repository = Repository.open(keepers[0].kept.settings.repository)
+        self._expected: dict[str, float] = {}
+        self._most: defaultdict[str, float] = defaultdict(float)
+        """The most memory that each model was ever seen to take, with all replicas."""
+        self._now: dict[str, float] = {}
+
+    def is_loaded(self, name: str) -> bool:
+        return any(model.state not in _DOWN for model in self._of(name))
+
+    def why_it_failed(self, name: str) -> str:
+        states = self._of(name)
+        failed = [model for model in states if model.state is State.FAILED]
+        return failed[0].why if failed and len(failed) == len(states) else ""
+
+    def size(self, name: str) -> float:
+        """Return what a model takes by the last measurement, or took, or is expected to take.
+
+        Before it was ever loaded, that is the size of its weights, and a little for each process.
+        """
+        if now := self._now.get(name, 0.0):
+            return now
+        if name not in self._expected:
+            names = self._repository.with_parts([name])
+            each = (expected_memory(self._repository.model(part)) for part in names)
+            self._expected[name] = float(sum(each) * len(self._keepers))
+        return max(self._expected[name], self._most[name])
+
+    def is_paused(self) -> bool:
+        """Return whether a Triton is about to be restarted, or all are at the moment."""
+        kept = [keeper.kept for keeper in self._serving()]
+        return any(k.restart_wanted for k in kept) or not any(k.triton.alive for k in kept)
+
+    def restart(self, now: float, *, in_use: bool) -> None:
+        """Restart what is to be restarted, if its models have nothing to do, or for too long."""
+        for keeper in self._serving():
+            if (wanted := keeper.kept.restart_wanted) is not None:
+                since, why = wanted
+                if not in_use or now - since > _PATIENCE:
+                    keeper.kept.lost(now, why, fault=False)
+
+    def task(self, name: str) -> str:
+        """Return what a model is for, "" if it takes no text, or returns none."""
+        if (config := self._repository.model(name).config) is None:
+            # Nothing is known of one that cannot be read.
+            return GENERATE
+        inputs, outputs = ({each.name for each in side} for side in (config.input, config.output))
+        if TEXT_INPUT.name not in inputs:
+            return ""
+        declared = (
+            config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        )
+        return declared or (GENERATE if TEXT_OUTPUT.name in outputs else "")
+
+    def measure(self) -> None:
+        """Measure the memory of the models that are loaded."""
+        self._now = {}
+        for keeper in self._keepers:
+            for model in keeper.kept.models.values():
+                if model.alive or model.state is State.LOADING:
+                    self._measure(keeper, model)
+
+    def _measure(self, keeper: Keeper, model: KeptModel) -> None:
+        sizes = [keeper.kept.stubs.memory(part) for part in (model.name, *model.parts)]
+        most = sum(most for _, most in sizes) * len(self._keepers)
+        self._most[model.name] = max(self._most[model.name], most)
+        if model.alive:
+            now = self._now.get(model.name, 0.0) + sum(now for now, _ in sizes)
+            self._now[model.name] = now
+
+    async def load(self, name: str) -> None:
+        """Load a model everywhere, or nowhere."""
+        # Read again: it may have been built anew.
+        self._repository = Repository.open(self._repository.path)
+        self._expected.pop(name, None)
+        keepers = self._serving()
+        for keeper in keepers:
+            keeper.offer(name)
+        done = await asyncio.gather(*(k.load(name) for k in keepers), return_exceptions=True)
+        errors = [error for error in done if isinstance(error, BaseException)]
+        if errors:
+            loaded = [k for k, error in zip(keepers, done, strict=True) if error is None]
+            await asyncio.gather(*(keeper.put_away(name) for keeper in loaded))
+            raise errors[0]
+        self.measure()
+
+    async def unload(self, name: str) -> None:
+        keepers = [k for k in self._serving() if k.kept.models[name].state not in _DOWN]
+        await asyncio.gather(*(keeper.put_away(name) for keeper in keepers))
+        self._now.pop(name, None)
+
+    def _serving(self) -> list[Keeper]:
+        return [keeper for keeper in self._keepers if not keeper.kept.given_up]
+
+    def _of(self, name: str) -> list[KeptModel]:
+        keepers = self._serving()
+        return [k.kept.models[name] for k in keepers if name in k.kept.models]

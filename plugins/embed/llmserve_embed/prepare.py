@@ -1,0 +1,151 @@
+"""Places or converts a model at build time, and returns its settings for the runtime."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llmserve.plugin import (
+    BuildContext,
+    ModelKind,
+    ModelSourceError,
+    OptionError,
+    PluginError,
+    check_kind,
+    encoder_layout,
+    file_of,
+    install_command,
+    max_length,
+    place_instances,
+    place_model,
+)
+
+_FOLDER = "openvino"
+_PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def prepare_torch(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
+    """Place a model that transformers loads."""
+    return {**_common(context, kind, pools=pools), **place_model(context), "loader": kind.loader}
+
+
+def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
+    """Convert a model to OpenVINO's form, or place a file of it that has such a form."""
+    from llmserve_embed.compiled import MODEL
+
+    options = context.options
+    if options["device"] not in ("auto", "cpu"):
+        raise OptionError(
+            f"OpenVINO computes on the CPU, not on {options['device']}",
+            hint=f"choose transformers with --generator {'encoder' if pools else 'classifier'}",
+        )
+    common = _common(context, kind, pools=pools)
+    place_instances(context.config, "cpu", 1)
+    padding, file = _padding(context), str(options["file"])
+    if file:
+        _place(context, file, pools=pools)
+    else:
+        _convert(context, {"loader": kind.loader, "padding": padding})
+    return {
+        **common,
+        "path": f"{_FOLDER}/{Path(file).name or MODEL}",
+        "padding": padding,
+        "precision": _PRECISIONS[str(options["dtype"])],
+        "half_weights": _dtype(context) in ("bfloat16", "float16"),
+        "dynamic_quantization": options["dynamic_quantization"],
+        "streams": options["streams"],
+        "threads": options["threads"],
+    }
+
+
+def _common(context: BuildContext, kind: ModelKind, *, pools: bool) -> dict[str, Any]:
+    options = context.options
+    check_kind(context.source, kind, trust_remote_code=bool(options["trust_remote_code"]))
+    longest, chosen = max_length(context.source), int(options["max_length"])
+    if longest and chosen > longest:
+        raise OptionError(
+            f"{context.model} reads at most {longest} tokens, not {chosen}",
+            hint="give a smaller max_length",
+        )
+    settings = {"max_length": chosen or longest, "batch_tokens": options["batch_tokens"]}
+    return {**settings, "pooling": _pooling(context)} if pools else settings
+
+
+def _pooling(context: BuildContext) -> str:
+    layout, chosen = encoder_layout(context.source), str(context.options["pooling"])
+    pooling = layout.pooling if chosen == "auto" else chosen
+    context.report(f"its tokens' vectors become one by {pooling} pooling")
+    return pooling
+
+
+def _padding(context: BuildContext) -> int:
+    config = context.source.config()
+    padding = (config.get("text_config") or config).get("pad_token_id")
+    return padding if isinstance(padding, int) and padding >= 0 else 0
+
+
+def _dtype(context: BuildContext) -> Any:
+    config = context.source.config()
+    return config.get("dtype") or config.get("torch_dtype")
+
+
+def _place(context: BuildContext, name: str, *, pools: bool) -> None:
+    """Copy a file that the model brings, with its weights if they are beside it."""
+    from llmserve_embed.compiled import read, values_of
+
+    if context.options["weight_format"] != "auto":
+        raise OptionError(
+            f"the weights in {name} stay as they are", hint="leave out weight_format, or file"
+        )
+    file = file_of(context.source, name)
+    if not file.is_file() or file.suffix not in (".onnx", ".xml"):
+        raise OptionError(
+            f"{context.source.asked} has no file {name} in ONNX's or OpenVINO's form",
+            hint="name one of its own, such as onnx/model.onnx, or leave out file",
+        )
+    beside = [each for each in file.parent.glob(f"{file.name}*data") if each.is_file()]
+    if file.suffix == ".xml":
+        beside = [file_of(context.source, str(Path(name).with_suffix(".bin")))]
+    try:
+        values_of(read(file), "mean" if pools else None)
+    except ValueError as error:
+        raise ModelSourceError(
+            f"{name} of {context.source.asked} cannot be used: {error}",
+            hint="name another file of it, or leave out file",
+        ) from None
+    context.place([file, *beside], _FOLDER, copy=True)
+
+
+def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
+    """Convert in a separate process."""
+    source, options = context.source, context.options
+    if options["weight_format"] == "int8" and find_spec("nncf") is None:
+        raise PluginError(
+            "weight_format=int8 needs the package nncf",
+            hint=install_command("llmserve-embed[compress]"),
+        )
+    context.report(f"converting {source.asked} to OpenVINO")
+    chosen = {n: options[n] for n in ("weight_format", "pickle", "trust_remote_code")}
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "llmserve_embed.convert"),
+            *(str(source.path), str(context.folder / _FOLDER), json.dumps({**chosen, **settings})),
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if process.returncode:
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
+        generator = "encoder" if "pooling" in options else "classifier"
+        raise ModelSourceError(
+            f"{source.asked} could not be converted to OpenVINO: {reason}",
+            hint=f"serve it with transformers: --generator {generator}",
+        )

@@ -1,0 +1,1 @@
+"""Tests of models that answer with values, and the tiny models for them."""

@@ -1,0 +1,1 @@
+"""Files of requests, and batches that answer them when nobody else asks."""

@@ -1,0 +1,216 @@
+"""The lines of all batches that are open: which is asked next, and when there is room for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from llmserve.client import answer_line
+from llmserve.contract.failures import FAILURES
+from llmserve.errors import LLMServeError
+from llmserve_gateway.batches.calls import Answer, Call
+from llmserve_gateway.batches.folder import EVERYONE
+from llmserve_gateway.batches.jobs import Job, Line
+from llmserve_gateway.batches.threads import in_thread
+from llmserve_gateway.keys import BatchKey
+
+if TYPE_CHECKING:
+    from llmserve_gateway.gateway import Gateway
+    from llmserve_gateway.headers import AsgiApp
+
+log = logging.getLogger("llmserve.gateway")
+
+QUIET = 1.0
+"""Seconds without other requests after which batches are alone; conversations have pauses."""
+ADVANCE = 10.0
+"""After so many seconds without an answer, a batch has one request beside any others."""
+_DEATHS, _DELAYS = 3, 2
+"""After so many a line is an error."""
+_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
+_BUSY = (429, 502, 503)
+_DIED = FAILURES["model_died"]
+
+
+class Lines:
+    """Asks the application for the lines of jobs, beside all other requests."""
+
+    def __init__(self, gateway: Gateway, app: AsgiApp) -> None:
+        self.changed = asyncio.Event()
+        """Set when there may be more to do."""
+        self._gateway = gateway
+        self._app = app
+        self._jobs: list[Job] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: dict[Call, Job] = {}
+        """Those in flight, in the order in which they began."""
+        self._is_alone = False
+        """Whether the line in flight may end its model: no other runs beside it."""
+        limits = gateway.settings.limits
+        self._most = max(1, min(limits.batch_requests, limits.max_requests // 2))
+        self._beside = min(limits.batch_beside, self._most)
+        self._width = self._most
+        """How many run while batches are alone: fewer after they had to make room."""
+        self._answered = 0.0
+        """When the last line had its answer."""
+        gateway.admission.on_arrival = self._make_room
+
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
+        self.changed.set()
+
+    async def remove(self, job: Job) -> None:
+        """Ask no more for a job, and wait until nothing of it is in flight."""
+        job.is_stopped = True
+        for call, owner in self._calls.items():
+            if owner is job:
+                call.leave()
+        while job.in_flight:
+            await asyncio.wait(job.in_flight)
+        if job in self._jobs:
+            self._jobs.remove(job)
+        self.changed.set()
+
+    async def close(self) -> None:
+        for job in [*self._jobs]:
+            await self.remove(job)
+
+    def start(self) -> None:
+        """Start as many lines as there is room for."""
+        most = self._room()
+        while len(self._tasks) < most and not self._is_alone:
+            if (line := self._next()) is None:
+                return
+            task = asyncio.ensure_future(self._answer(line))
+            for tasks in (self._tasks, line.job.in_flight):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+    def _room(self) -> int:
+        """Return how many requests of batches may run now."""
+        admission = self._gateway.admission
+        if admission.draining or self._is_alone:
+            return 0
+        now, since = asyncio.get_running_loop().time(), admission.idle_since
+        # Before the first request, it is 0.
+        is_quiet = since == 0.0 or (since is not None and now - since >= QUIET)
+        return self._width if is_quiet else self._kept()
+
+    def _kept(self) -> int:
+        """Return how many requests of batches run beside others."""
+        is_late = asyncio.get_running_loop().time() - self._answered > ADVANCE
+        return max(self._beside, 1) if is_late else self._beside
+
+    def _make_room(self) -> None:
+        """Leave all requests but those that may run beside others: the oldest get to their end."""
+        if left := list(self._calls)[self._kept() :]:
+            self._width = max(1, self._beside, len(self._calls) // 2)
+            for call in left:
+                call.leave()
+
+    def _next(self) -> Line | None:
+        """Return the next line; each job has its turn."""
+        now = asyncio.get_running_loop().time()
+        jobs = [job for job in self._jobs if not job.is_stopped]
+        if suspects := [job for job in jobs if job.has_suspect(now)]:
+            # It waits until the others have their answers, and no other begins.
+            self._is_alone = not self._tasks
+            return None if self._tasks else suspects[0].next_suspect(now)
+        for job in jobs:
+            if (line := job.next(now)) is not None:
+                self._jobs.remove(job)
+                self._jobs.append(job)
+                return line
+        return None
+
+    async def _answer(self, line: Line) -> None:
+        """Ask for one line; it is put back if that is to be done again."""
+        is_alone, model = self._is_alone, line.request.model
+        try:
+            key = self._key(line.job.batch.owner)
+            if key is None:
+                self._again(line, _LONGEST_PAUSE)
+            elif line.deaths and not await self._is_ready(model):
+                # Others wait each time: it is asked for less often the longer it is away.
+                self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
+                line.waits += 1
+            else:
+                await self._ask(line, key)
+        except LLMServeError as error:
+            # The disk is full, or the input has changed.
+            log.error("batch %s: %s", line.job.batch.id, error)
+            self._again(line, _LONGEST_PAUSE)
+        except Exception:
+            log.exception("batch %s, line %s", line.job.batch.id, line.request.number)
+            self._again(line, _LONGEST_PAUSE)
+        finally:
+            self._is_alone = self._is_alone and not is_alone
+            line.job.changed.set()
+            self.changed.set()
+
+    async def _ask(self, line: Line, key: BatchKey) -> None:
+        job, request = line.job, line.request
+        body = await in_thread(job.requests.body, request)
+        if job.is_stopped or not (self._is_alone or len(self._calls) < self._room()):
+            # Others have come, or it was told to stop, while the body was read.
+            job.put_back(line)
+            return
+        call = Call(self._app, request.endpoint, json.dumps(body).encode(), key)
+        self._calls[call] = job
+        try:
+            answer = await call.answer()
+        finally:
+            del self._calls[call]
+        if answer is None:
+            job.put_back(line)
+        elif await self._may_be_answered_later(line, answer):
+            pause = _PAUSE if answer.pause is None else answer.pause
+            self._again(line, min(pause, _LONGEST_PAUSE))
+        else:
+            self._width = min(self._most, self._width + 1)
+            self._answered = asyncio.get_running_loop().time()
+            content = answer_line(
+                request.custom_id,
+                status=answer.status,
+                request_id=answer.headers.get("x-request-id", ""),
+                body=answer.body,
+                error=None if answer.status == 200 else answer.error,
+            )
+            async with job.writing:
+                await in_thread(job.answers.append, content)
+
+    async def _may_be_answered_later(self, line: Line, answer: Answer) -> bool:
+        if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
+            line.deaths += 1
+            return line.deaths < _DEATHS
+        if answer.status == 504:
+            line.delays += 1
+            return line.delays < _DELAYS
+        if answer.status == 404:
+            return await self._is_loading(line.request.model)
+        return answer.status in _BUSY
+
+    def _again(self, line: Line, seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        line.job.hold(line.request.model, now + seconds)
+        line.job.put_back(line)
+
+    def _key(self, owner: str) -> BatchKey | None:
+        """Return the key of a batch as it is now, None if it has been withdrawn."""
+        keys = self._gateway.keys
+        if keys is None:
+            return BatchKey("", "") if owner == EVERYONE else None
+        key = keys.of_hash(owner)
+        return None if key is None else BatchKey(**vars(key))
+
+    async def _is_ready(self, model: str) -> bool:
+        state = await self._gateway.catalog.state()
+        return bool(state["models"].get(model, {}).get("ready"))
+
+    async def _is_loading(self, model: str) -> bool:
+        """Return whether a model that is not there may come: nothing is there, or it is known."""
+        catalog = self._gateway.catalog
+        if any(report["name"] == model for report in await catalog.supervised()):
+            return True
+        return not (await catalog.state())["models"]

@@ -1,0 +1,214 @@
+"""The endpoints of files and batches, in OpenAI's format."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from llmserve.client import BATCH_ENDPOINTS
+from llmserve_gateway.batches.folder import EVERYONE, Folder
+from llmserve_gateway.batches.records import (
+    Batch,
+    StoredFile,
+    new_id,
+    read_expiry,
+    read_window,
+)
+from llmserve_gateway.batches.runner import Runner
+from llmserve_gateway.batches.threads import in_thread
+from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload
+from llmserve_gateway.bodies import read_json
+from llmserve_gateway.connections import note_upload
+from llmserve_gateway.errors import ApiError, bad_request
+from llmserve_gateway.fields import Fields
+from llmserve_gateway.keys import Key
+from llmserve_gateway.openai_answers import dump
+
+MAX_UNFINISHED = 20
+"""Batches of one key."""
+MAX_UPLOADS = 4
+"""At a time, of one key."""
+_MAX_METADATA, _MAX_NAME, _MAX_VALUE = 16, 64, 512
+_FILES, _BATCHES = (10_000, 10_000), (20, 100)
+"""How many entries a page of a list has, and at most."""
+
+
+class BatchRoutes:
+    """The endpoints of a gateway that may have no folder for batches."""
+
+    def __init__(self, runner: Runner | None, endpoints: Sequence[str]) -> None:
+        self._runner = runner
+        self._uploads: Counter[str] = Counter()
+        self._endpoints = [path for path in BATCH_ENDPOINTS if path in endpoints]
+
+    @property
+    def runner(self) -> Runner:
+        if self._runner is None:
+            what = "this gateway keeps no files and has no batches: start it with --batches FOLDER"
+            raise ApiError(404, what, code="not_found")
+        return self._runner
+
+    @property
+    def folder(self) -> Folder:
+        return self.runner.folder
+
+    async def files(self, request: Request, key: Key | None) -> Response:
+        if request.method == "POST":
+            return _json((await self._upload(request, _owner(key))).as_json())
+        purpose = request.query_params.get("purpose")
+        files = [file for file in self.folder.files.values() if file.owner == _owner(key)]
+        wanted = [file for file in files if purpose in (None, file.purpose)]
+        return _page(request.query_params, wanted, _FILES)
+
+    async def _upload(self, request: Request, owner: str) -> StoredFile:
+        folder = self.folder
+        if self._uploads[owner] >= MAX_UPLOADS:
+            raise ApiError(429, f"{MAX_UPLOADS} uploads of this key are running", code="queue_full")
+        self._uploads[owner] += 1
+        try:
+            note_upload(request.scope, UPLOAD_SECONDS)
+            return await read_upload(request.receive, request.headers, owner, folder)
+        finally:
+            self._uploads[owner] -= 1
+
+    async def file(self, request: Request, key: Key | None) -> Response:
+        file = self.folder.file(_owner(key), request.path_params["id"])
+        if request.method == "GET":
+            return _json(file.as_json())
+        if self.runner.is_read(file):
+            what = "a batch that is not finished reads this file: cancel it first"
+            raise ApiError(400, what, code="file_in_use")
+        await in_thread(self.folder.delete, file)
+        return _json({"id": file.id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request, key: Key | None) -> Response:
+        file = self.folder.file(_owner(key), request.path_params["id"])
+        headers = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+        return FileResponse(
+            self.folder.data(file), media_type="application/octet-stream", headers=headers
+        )
+
+    async def batches(self, request: Request, key: Key | None) -> Response:
+        folder, owner = self.folder, _owner(key)
+        found = [batch for batch in folder.batches.values() if batch.owner == owner]
+        if request.method == "GET":
+            for batch in found:
+                self.runner.count(batch)
+            return _page(request.query_params, found, _BATCHES)
+        batch = self._new_batch(await read_json(request.receive, request.headers), owner)
+        if sum(batch.is_unfinished for batch in found) >= MAX_UNFINISHED:
+            what = f"{MAX_UNFINISHED} batches of this key are not finished: wait for one of them"
+            headers = {"x-should-retry": "false"}
+            raise ApiError(429, what, code="too_many_batches", headers=headers)
+        await in_thread(folder.save, batch)
+        self.runner.begin(batch)
+        return _json(batch.as_json())
+
+    async def batch(self, request: Request, key: Key | None) -> Response:
+        batch = self.folder.batch(_owner(key), request.path_params["id"])
+        self.runner.count(batch)
+        return _json(batch.as_json())
+
+    async def cancel(self, request: Request, key: Key | None) -> Response:
+        batch = self.folder.batch(_owner(key), request.path_params["id"])
+        if not batch.is_unfinished:
+            raise bad_request(f"the batch is {batch.status}, and cannot be cancelled")
+        await self.runner.cancel(batch)
+        return await self.batch(request, key)
+
+    def _new_batch(self, content: Mapping[str, Any], owner: str) -> Batch:
+        fields = Fields(content)
+        endpoint = fields.take("endpoint")
+        if endpoint not in self._endpoints:
+            raise bad_request(f"endpoint must be one of {', '.join(self._endpoints)}", "endpoint")
+        file = fields.take("input_file_id")
+        if not isinstance(file, str):
+            raise bad_request("input_file_id must be the id of a file", "input_file_id")
+        try:
+            source = self.folder.file(owner, file)
+        except ApiError as error:
+            raise bad_request(error.message, "input_file_id", "not_found") from None
+        window = fields.take("completion_window")
+        seconds = read_window(window if isinstance(window, str) else "")
+        metadata = fields.take("metadata")
+        kept = fields.take("output_expires_after")
+        if kept is not None and not isinstance(kept, dict):
+            raise bad_request("output_expires_after must be an object", "output_expires_after")
+        name, now = "output_expires_after", int(time.time())
+        return Batch(
+            id=new_id("batch_"),
+            owner=owner,
+            endpoint=str(endpoint),
+            input_file_id=source.id,
+            completion_window=str(window),
+            created_at=now,
+            expires_at=now + seconds,
+            output_id=new_id("file-"),
+            error_id=new_id("file-"),
+            metadata=None if metadata is None else _metadata(metadata),
+            keep_seconds=read_expiry(kept.get("anchor"), kept.get("seconds"), name)
+            if kept
+            else None,
+        )
+
+
+def _owner(key: Key | None) -> str:
+    """Return whose files a key sees; the name of a key may be given to another one later."""
+    return key.sha256 if key else EVERYONE
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    is_valid = (
+        isinstance(value, dict)
+        and len(value) <= _MAX_METADATA
+        and all(
+            len(name) <= _MAX_NAME and isinstance(text, str) and len(text) <= _MAX_VALUE
+            for name, text in value.items()
+        )
+    )
+    if not is_valid:
+        what = f"metadata has at most {_MAX_METADATA} texts, of {_MAX_VALUE} characters each"
+        raise bad_request(what, "metadata")
+    return dict(value)
+
+
+def _page(
+    query: Mapping[str, str],
+    entries: Sequence[StoredFile | Batch],
+    sizes: tuple[int, int],
+) -> Response:
+    """Return a part of a list, the newest first, as the query wants it."""
+    order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit")
+    if order not in ("asc", "desc"):
+        raise bad_request("order must be asc or desc", "order")
+    by_age: Callable[[Any], Any] = lambda entry: (entry.created_at, entry.id)  # noqa: E731
+    ordered = sorted(entries, key=by_age, reverse=order == "desc")
+    if after is not None:
+        ids = [entry.id for entry in ordered]
+        if after not in ids:
+            raise bad_request(f"after: there is no {after[:80]!r} in this list", "after")
+        ordered = ordered[ids.index(after) + 1 :]
+    size = sizes[0]
+    if limit is not None:
+        size = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 6 else 0
+        if not 1 <= size <= sizes[1]:
+            raise bad_request(f"limit must be 1 to {sizes[1]}", "limit")
+    page = ordered[:size]
+    return _json(
+        {
+            "object": "list",
+            "data": [entry.as_json() for entry in page],
+            "first_id": page[0].id if page else None,
+            "last_id": page[-1].id if page else None,
+            "has_more": len(ordered) > size,
+        }
+    )
+
+
+def _json(content: Any) -> Response:
+    return Response(dump(content), media_type="application/json")

@@ -1,0 +1,226 @@
+"""The life of batches: checked, answered, ended with their results, continued after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
+from llmserve.errors import LLMServeError
+from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.jobs import Job
+from llmserve_gateway.batches.lines import Lines
+from llmserve_gateway.batches.records import Batch, StoredFile
+from llmserve_gateway.batches.threads import in_thread
+from llmserve_gateway.bodies import MAX_BYTES
+from llmserve_gateway.errors import ApiError
+
+if TYPE_CHECKING:
+    from llmserve_gateway.gateway import Gateway
+    from llmserve_gateway.headers import AsgiApp
+
+log = logging.getLogger("llmserve.gateway")
+
+MAX_REQUESTS = 50_000
+"""The requests of a batch."""
+_OPEN, _OPEN_OF_ONE = 8, 2
+"""How many batches are in memory: of all keys together, and of one."""
+_PERIOD, _FILES_PERIOD = 0.25, 5.0
+_PAUSE = 30.0
+"""Until a batch is tried again whose files cannot be read or written."""
+
+
+class Runner:
+    """The batches of one gateway, on its event loop."""
+
+    def __init__(self, gateway: Gateway, folder: Folder, app: AsgiApp) -> None:
+        self.folder = folder
+        self._gateway = gateway
+        self._app = app
+        self._lines: Lines | None = None
+        self._jobs: dict[str, Job] = {}
+        self._stops: dict[str, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Answer all batches until this is cancelled."""
+        self._lines = lines = Lines(self._gateway, self._app)
+        for batch in sorted(self.folder.batches.values(), key=lambda batch: batch.created_at):
+            if batch.is_unfinished:
+                self.begin(batch)
+        watching = asyncio.ensure_future(self._drop_expired_files())
+        try:
+            while True:
+                lines.changed.clear()
+                lines.start()
+                # Lines wait for moments too: for quiet, or until a model is asked again.
+                await any_of(lines.changed, seconds=_PERIOD if self._jobs else None)
+        finally:
+            watching.cancel()
+            await lines.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def begin(self, batch: Batch) -> None:
+        """Begin a batch, or continue one."""
+        self._stops[batch.id] = asyncio.Event()
+        if batch.status == "cancelling":
+            self._stops[batch.id].set()
+        task = asyncio.ensure_future(self._run(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def cancel(self, batch: Batch) -> None:
+        if batch.status in ("validating", "in_progress"):
+            batch.become("cancelling", time.time())
+            await in_thread(self.folder.save, batch)
+            self._stops[batch.id].set()
+
+    def count(self, batch: Batch) -> None:
+        """Bring the numbers of a batch up to date."""
+        if (job := self._jobs.get(batch.id)) is not None:
+            job.count()
+
+    def is_read(self, file: StoredFile) -> bool:
+        """Return whether a batch still reads a file."""
+        batches = self.folder.batches.values()
+        return any(b.input_file_id == file.id and b.is_unfinished for b in batches)
+
+    async def _run(self, batch: Batch) -> None:
+        await self._wait_for_place(batch)
+        while batch.is_unfinished:
+            try:
+                await self._answer(batch)
+            except BatchFileError as error:
+                await self._fail(batch, f"{error.what}: {error.hint}", error.line)
+            except (LLMServeError, ApiError, OSError) as error:
+                log.error("batch %s: %s", batch.id, error)
+                if time.time() >= batch.expires_at:
+                    await self._fail(batch, "the gateway cannot use its files: see its log")
+                else:
+                    await asyncio.sleep(_PAUSE)
+
+    async def _wait_for_place(self, batch: Batch) -> None:
+        """Wait until there is room in memory, or the batch is over before."""
+        stop = self._stops[batch.id]
+        while not stop.is_set() and time.time() < batch.expires_at:
+            owners = [job.batch.owner for job in self._jobs.values()]
+            if len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE:
+                return
+            await any_of(stop, seconds=_PERIOD)
+
+    async def _answer(self, batch: Batch) -> None:
+        assert self._lines is not None  # noqa: S101
+        source = self.folder.data(self.folder.file(batch.owner, batch.input_file_id))
+        limits: dict[str, Any] = {
+            "endpoints": (batch.endpoint,),
+            "many": MAX_REQUESTS,
+            "longest": MAX_BYTES,
+        }
+        with ExitStack() as stack:
+            requests = await in_thread(BatchRequests, source, **limits)
+            stack.enter_context(closing(requests))
+            opening = open_answers(self.folder.answers(batch), requests)
+            answers = await in_thread(stack.enter_context, opening)
+            self._jobs[batch.id] = job = Job(batch, requests, answers)
+            job.count()
+            if batch.status == "validating":
+                await self._become(batch, "in_progress")
+            self._lines.add(job)
+            try:
+                await self._wait_for(job)
+            finally:
+                await self._lines.remove(job)
+                del self._jobs[batch.id]
+            await self._finish(job)
+
+    async def _wait_for(self, job: Job) -> None:
+        """Wait until a batch is done, is to be cancelled, or has no time left."""
+        stop = self._stops[job.batch.id]
+        while not (job.is_done or stop.is_set()):
+            left = job.batch.expires_at - time.time()
+            if left <= 0:
+                return
+            job.changed.clear()
+            await any_of(stop, job.changed, seconds=left)
+
+    async def _finish(self, job: Job) -> None:
+        """Write the results, which are the same if this is interrupted and done again."""
+        batch = job.batch
+        final = "cancelled" if batch.status == "cancelling" else "completed"
+        if not job.is_done:
+            final = "cancelled" if batch.status == "cancelling" else "expired"
+            why = "was cancelled" if final == "cancelled" else "had no time left"
+            error = (f"batch_{final}", f"the batch {why} before this request was answered")
+            await in_thread(_append_all, job, error)
+        elif batch.status == "in_progress":
+            await self._become(batch, "finalizing")
+        job.count()
+        batch.has_output, batch.has_errors = await in_thread(self._save_results, job)
+        await self._become(batch, final)
+        with suppress(FileNotFoundError):
+            self.folder.answers(batch).unlink()
+
+    def _save_results(self, job: Job) -> tuple[bool, bool]:
+        """Return whether there are any answers, and whether there are any errors."""
+        batch, now = job.batch, int(time.time())
+        expiry = None if batch.keep_seconds is None else now + batch.keep_seconds
+
+        def save(name: str, path: Any, *, failed: bool) -> bool:
+            if not job.answers.save(path, failed=failed):
+                return False
+            filename = f"{batch.id}_{'error' if failed else 'output'}.jsonl"
+            size = path.stat().st_size
+            self.folder.save(
+                StoredFile(name, batch.owner, filename, size, "batch_output", now, expiry)
+            )
+            return True
+
+        output, errors = self.folder.results(batch)
+        return (
+            save(batch.output_id, output, failed=False),
+            save(batch.error_id, errors, failed=True),
+        )
+
+    async def _fail(self, batch: Batch, message: str, line: int | None = None) -> None:
+        found = {"code": "invalid_request", "line": line, "message": message, "param": None}
+        batch.errors = [found]
+        await self._become(batch, "failed")
+
+    async def _become(self, batch: Batch, status: str) -> None:
+        batch.become(status, time.time())
+        await in_thread(self.folder.save, batch)
+
+    async def _drop_expired_files(self) -> None:
+        while True:
+            now = time.time()
+            for file in [*self.folder.files.values()]:
+                is_over = file.expires_at is not None and file.expires_at <= now
+                if is_over and not self.is_read(file):
+                    try:
+                        await in_thread(self.folder.delete, file)
+                    except OSError as error:
+                        log.error("%s cannot be deleted: %s", file.id, error)
+            await asyncio.sleep(_FILES_PERIOD)
+
+
+async def any_of(*events: asyncio.Event, seconds: float | None) -> None:
+    """Wait for an event, at most so long.
+
+    Before Python 3.12, ``wait_for`` loses a cancellation that comes together with the event.
+    """
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _append_all(job: Job, error: tuple[str, str]) -> None:
+    for request in [*job.unanswered()]:
+        job.answers.append(answer_line(request.custom_id, error=error))

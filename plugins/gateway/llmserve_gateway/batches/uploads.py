@@ -1,0 +1,148 @@
+"""A file that a client uploads, written to disk as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import BinaryIO
+
+from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.multipart import Form, Part
+from llmserve_gateway.batches.records import StoredFile, read_expiry
+from llmserve_gateway.batches.threads import in_thread
+from llmserve_gateway.bodies import ClientDisconnected, Receive, discard
+from llmserve_gateway.errors import ApiError, bad_request
+
+MAX_BYTES = 200 << 20
+"""The size of a file."""
+MAX_STORED = 4 << 30
+"""The size of all files of a key."""
+UPLOAD_SECONDS = 600.0
+_OVERHEAD = 64 << 10
+_MAX_FIELD = 1 << 10
+_MAX_NAME = 255
+_CHUNK = 1 << 20
+_EXPIRY = "expires_after"
+
+
+async def read_upload(
+    receive: Receive, headers: Mapping[str, str], owner: str, folder: Folder
+) -> StoredFile:
+    """Read a form with a file and its purpose, and keep the file."""
+    form = Form(headers.get("content-type", ""))
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BYTES + _OVERHEAD:
+        if "expect" not in headers:
+            await discard(receive)
+        raise _too_large()
+    name, content = await in_thread(folder.begin_file, owner)
+    upload = _Upload(form, content, MAX_STORED - folder.used(owner))
+    try:
+        try:
+            await asyncio.wait_for(upload.read(receive), UPLOAD_SECONDS)
+        except ApiError:
+            if not upload.is_whole:
+                await discard(receive)
+            raise
+        form.end()
+        file = upload.described(name, owner)
+        await in_thread(folder.end_file, file, content)
+        return file
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the file did not arrive within {UPLOAD_SECONDS:g} s") from None
+    except OSError as error:
+        raise _storage_error(error) from None
+    finally:
+        with suppress(OSError):
+            content.close()
+        await in_thread(folder.drop_partial, owner, name)
+
+
+class _Upload:
+    def __init__(self, form: Form, content: BinaryIO, left: int) -> None:
+        self._form = form
+        self._content = content
+        self._left = left
+        self._buffer = bytearray()
+        self._size = 0
+        self.is_whole = False
+        """Whether all of the body has arrived."""
+        self._fields: dict[str, bytearray] = {}
+        self._filename: str | None = None
+        self._field: str | None = None
+        """The field that is being read, None if it is the file."""
+
+    async def read(self, receive: Receive) -> None:
+        received = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            body = message.get("body", b"")
+            self.is_whole = not message.get("more_body")
+            received += len(body)
+            if received > MAX_BYTES + _OVERHEAD:
+                raise _too_large()
+            for found in self._form.feed(body):
+                self._begin(found) if isinstance(found, Part) else self._add(found)
+            if len(self._buffer) >= _CHUNK or self.is_whole:
+                await in_thread(self._content.write, bytes(self._buffer))
+                self._buffer.clear()
+            if self.is_whole:
+                return
+
+    def described(self, name: str, owner: str) -> StoredFile:
+        """Return what is known of the file now; raise if a field is missing or wrong."""
+        if self._filename is None:
+            raise bad_request("the form has no file", "file")
+        purpose = self._text("purpose")
+        if purpose != "batch":
+            what = f"purpose must be batch, not {purpose[:40]!r}: files are for batches here"
+            raise bad_request(what, "purpose")
+        now, expires = int(time.time()), None
+        if any(field.startswith(_EXPIRY) for field in self._fields):
+            anchor, seconds = self._text(f"{_EXPIRY}[anchor]"), self._text(f"{_EXPIRY}[seconds]")
+            expires = now + read_expiry(anchor, seconds, _EXPIRY)
+        filename = self._filename[-_MAX_NAME:]
+        return StoredFile(name, owner, filename, self._size, purpose, now, expires)
+
+    def _text(self, name: str) -> str:
+        return self._fields.get(name, b"").decode("utf-8", errors="replace")
+
+    def _begin(self, part: Part) -> None:
+        if part.name == "file":
+            if self._filename is not None:
+                raise bad_request("the form has more than one file", "file")
+            self._filename, self._field = part.filename or "file", None
+        else:
+            self._field = part.name[:_MAX_FIELD]
+            self._fields[self._field] = bytearray()
+
+    def _add(self, data: bytes) -> None:
+        if self._field is not None:
+            field = self._fields[self._field]
+            field += data
+            if len(field) > _MAX_FIELD:
+                raise bad_request(f"a field of the form is over {_MAX_FIELD} bytes")
+            return
+        self._size += len(data)
+        if self._size > MAX_BYTES:
+            raise _too_large()
+        if self._size > self._left:
+            what = f"the files of this key would be over {MAX_STORED >> 30} GB: delete some"
+            raise ApiError(413, what, code="storage_full")
+        self._buffer += data
+
+
+def _too_large() -> ApiError:
+    what = f"the file is over {MAX_BYTES >> 20} MB: divide it"
+    return ApiError(413, what, code="request_too_large")
+
+
+def _storage_error(error: OSError) -> ApiError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ApiError(507, "the disk of the gateway is full", code="storage_full")
+    return ApiError(500, f"the gateway cannot keep the file: {error.strerror}")

@@ -1,0 +1,131 @@
+"""Has models loaded for the requests that name them, under a ``serve --on-demand``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import ModelNotReadyError
+from llmserve.server import Holds
+from llmserve_gateway.errors import ApiError, queue_full
+from llmserve_gateway.reply import Reply
+
+_COMMENT_EVERY = 10.0
+"""Seconds between comments in a stream that waits: proxies give up one that is silent for long."""
+
+
+class Loads:
+    """Holds the models that requests use; at most ``limit`` requests wait for models at once.
+
+    ``observe`` is called with each model that was waited for, and the seconds.
+    """
+
+    def __init__(self, control: Path, limit: int, observe: Callable[[str, float], None]) -> None:
+        self._holds = Holds(control)
+        self._limit = limit
+        self._observe = observe
+        self.waiting: Counter[str] = Counter()
+        """How many requests wait for each model."""
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        model: str,
+        seconds: float | None = None,
+        reply: Reply | None = None,
+        *,
+        comments: bool = False,
+    ) -> AsyncIterator[bool]:
+        """Keep a model loaded while the block runs, which is told whether it had to wait.
+
+        Nothing is held if ``serve`` does not offer it. The request is refused if the model is not
+        loaded within ``seconds``; a ``reply`` that is a stream may have ``comments`` until then.
+        """
+        async with AsyncExitStack() as stack:
+            wait = _Wait(self, model, reply, comments=comments)
+            with suppress(ModelNotReadyError):
+                await wait.enter(stack, self._holds.hold, seconds)
+            yield wait.is_counted
+
+    @asynccontextmanager
+    async def hold_if_loaded(self, model: str) -> AsyncIterator[None]:
+        """Keep a model loaded while the block runs; raise ``NotLoadedError`` if it is not."""
+        async with self._holds.hold(model, load=False):
+            yield
+
+    def count(self, model: str) -> None:
+        """Count a request that waits, or refuse it."""
+        if (total := self.waiting.total()) >= self._limit:
+            raise queue_full(f"{total} requests wait for models to be loaded")
+        self.waiting[model] += 1
+
+    def uncount(self, model: str, seconds: float) -> None:
+        """Count one less, which has waited for so long."""
+        self._observe(model, seconds)
+        self.waiting[model] -= 1
+        if not self.waiting[model]:
+            del self.waiting[model]
+
+
+class _Wait:
+    """The wait of one request until its model is loaded; it is none if that is loaded already."""
+
+    def __init__(self, loads: Loads, model: str, reply: Reply | None, *, comments: bool) -> None:
+        self._loads = loads
+        self._model = model
+        self._reply = reply
+        self._comments = comments
+        self._began = time.perf_counter()
+        self._place = 0
+        self.is_counted = False
+        """Whether the model was not loaded already."""
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+
+    async def enter(
+        self, stack: AsyncExitStack, hold: Callable[..., Any], seconds: float | None
+    ) -> None:
+        """Wait for the model, and hold it until the end of ``stack``."""
+        held = hold(self._model, on_place=self._set_place)
+        entering = asyncio.ensure_future(stack.enter_async_context(held))
+        comments = asyncio.ensure_future(self._comment()) if self._comments else None
+        try:
+            events = {entering, self._refused}
+            done, _ = await asyncio.wait(
+                events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                what = f"{self._model!r} was not loaded within {seconds:g} s"
+                raise ApiError(504, what, code="timeout")
+            await next(iter(done))
+        finally:
+            entering.cancel()
+            self._refused.cancel()
+            # Not cancelled, as it may be sending.
+            self._over.set()
+            await asyncio.gather(entering, *filter(None, [comments]), return_exceptions=True)
+            if self.is_counted:
+                self._loads.uncount(self._model, time.perf_counter() - self._began)
+                if self._reply is not None:
+                    self._reply.record.loaded = time.perf_counter()
+
+    def _set_place(self, place: int) -> None:
+        self._place = place
+        if not self.is_counted and not self._refused.done():
+            try:
+                self._loads.count(self._model)
+                self.is_counted = True
+            except ApiError as error:
+                self._refused.set_exception(error)
+
+    async def _comment(self) -> None:
+        while self._reply is not None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), _COMMENT_EVERY)
+                return
+            await self._reply.send_comment(f"the model is loaded, {self._place} in the queue")

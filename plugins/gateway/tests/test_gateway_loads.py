@@ -1,0 +1,352 @@
+"""The gateway under a `serve --on-demand`: it holds the models that requests name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2 as httpx
+import pytest
+
+from llmserve.errors import ModelNotReadyError, ServerError, UnreachableError
+from llmserve.server.keep.control import listening
+from llmserve.server.keep.demand import Demand, OnDemand
+from llmserve_gateway import loads
+from llmserve_gateway.admission import Limits
+from llmserve_gateway.app import make_app
+from llmserve_gateway.gateway import Settings
+from llmserve_gateway.keys import new_key
+from tests import gateways
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+class Serve:
+    """A `serve` and its Triton: what is loaded answers, and ``broken`` fails to load."""
+
+    def __init__(self, *names: str, max_loaded: int = 1) -> None:
+        self.loaded: set[str] = set()
+        self.history: list[str] = []
+        self.demand = Demand(names, self, OnDemand(max_loaded=max_loaded))
+        self.triton = Triton(self)
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def is_loaded(self, name: str) -> bool:
+        return name in self.loaded
+
+    def why_it_failed(self, name: str) -> str:
+        del name
+        return ""
+
+    def size(self, name: str) -> float:
+        del name
+        return 7e6
+
+    def is_paused(self) -> bool:
+        return False
+
+    async def load(self, name: str) -> None:
+        await self.gate.wait()
+        if name == "broken":
+            raise ServerError("no weights")
+        self.loaded.add(name)
+        self.history.append(f"+{name}")
+
+    async def unload(self, name: str) -> None:
+        assert not self.triton.running, "it answers while it is unloaded"
+        self.loaded.remove(name)
+        self.history.append(f"-{name}")
+
+    async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if request["do"] in ("load", "unload"):
+            await getattr(self.demand, request["do"])(request["model"])
+        return {"models": [self.report(name) for name in self.demand.offered]}
+
+    def report(self, name: str) -> dict[str, Any]:
+        state = "ready" if name in self.loaded else "unloaded"
+        base = {"name": name, "state": state, "why": "", "restarts": 0, "loads": 1}
+        return {**base, **self.demand.report(name), "task": "generate"}
+
+    async def hold(self, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        try:
+            hold = self.demand.hold(request["model"], load=request["load"])
+        except ModelNotReadyError as error:
+            yield {"failed": error.problem, "code": error.code}
+            return
+        try:
+            while True:
+                hold.changed.clear()
+                yield hold.report()
+                await hold.changed.wait()
+        finally:
+            self.demand.release(hold)
+
+
+class Triton(gateways.Triton):
+    def __init__(self, serve: Serve) -> None:
+        super().__init__()
+        self.serve = serve
+        self.running = 0
+        self.is_lost = False
+        self.all: list[Any] = []
+
+    async def models(self) -> list[str]:
+        return sorted(self.serve.loaded)
+
+    async def model(self, name: str, *, refresh: bool = False) -> Any:
+        if self.is_lost:
+            raise UnreachableError("no Triton answers")
+        if name not in self.serve.loaded:
+            raise ModelNotReadyError(f"the server does not have {name!r}")
+        return await super().model(name, refresh=refresh)
+
+    async def generate(self, name: str, prompt: str, **options: Any) -> Any:
+        assert name in self.serve.loaded
+        self.running += 1
+        try:
+            await asyncio.sleep(0.01)
+            return await super().generate(name, prompt, **options)
+        finally:
+            self.running -= 1
+
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def front(
+    serve: Serve, folder: Path, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    """A gateway in front of it, and a client."""
+    socket = folder / "sock"
+    fields = {"supervisor": socket, "on_demand": True, "local": True, **settings}
+    app = make_app(Settings(gateways.NO_TRITON, **fields))
+    app.state.gateway._client = cast(Any, serve.triton)
+    followers: Any = {"hold": serve.hold}
+    async with listening(socket, serve.answer, followers):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=20
+        ) as client:
+            yield client, app.state.gateway
+
+
+async def chat(client: httpx.AsyncClient, model: str, **more: Any) -> httpx.Response:
+    body = {"model": model, **CHAT, **more}
+    return await client.post("/v1/chat/completions", json=body)
+
+
+def test_a_request_loads_what_it_names_and_overlapping_ones_share_it(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "b", "c")
+        async with front(serve, tmp_path) as (client, gateway):
+            answers = await asyncio.gather(*(chat(client, name) for name in "aabbacba"))
+            assert {answer.status_code for answer in answers} == {200}
+            assert len(serve.history) == 2 * 3 - 1, "each was loaded once for all who waited"
+            assert not gateway.loads.waiting
+            listed = (await client.get("/v1/models")).json()["data"]
+            assert [(m["id"], m["loaded"], m["size"]) for m in listed] == [
+                (name, name in serve.loaded, 7_000_000) for name in "abc"
+            ]
+            metrics = (await client.get("/metrics")).text
+            assert 'llmserve_model_wait_seconds_count{model_name="b"} 3.0' in metrics
+            loaded = {name: f'loaded{{model_name="{name}"}} {float(name in serve.loaded)}'
+                      for name in "abc"}  # fmt: skip
+            assert all(line in metrics for line in loaded.values())
+            assert 'llmserve_model_ready{model_name="a"} 1.0' in metrics
+
+    asyncio.run(go())
+
+
+def test_a_model_that_does_not_load_fails_its_own_requests_only(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "broken")
+        async with front(serve, tmp_path) as (client, _):
+            broken, well = await asyncio.gather(chat(client, "broken"), chat(client, "a"))
+            assert well.status_code == 200
+            assert broken.status_code == 503
+            assert broken.headers["retry-after"] == "6"
+            error = broken.json()["error"]
+            assert error["code"] == "model_not_loaded"
+            assert "'broken' could not be loaded (no weights)" in error["message"]
+            again = await chat(client, "broken", stream=True)
+            assert again.status_code == 503, "it is not tried at once"
+            unknown = await chat(client, "absent")
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (
+                404, "model_not_found"
+            )  # fmt: skip
+            state = (await client.get("/readyz")).json()
+            assert state["ready"], "what is not loaded is loaded when it is asked for"
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_stream_that_waits_has_comments(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "_COMMENT_EVERY", 0.02)
+    body = {"stream": True, "max_tokens": 4, **CHAT}
+    if path == "/v1/responses":
+        body = {"stream": True, "input": "Hi"}
+
+    async def go() -> None:
+        serve = Serve("a", "broken")
+        serve.gate.clear()
+        async with front(serve, tmp_path) as (client, _):
+            for name in ("a", "broken"):
+                serve.gate.clear()
+                asked = asyncio.ensure_future(client.post(path, json={**body, "model": name}))
+                await asyncio.sleep(0.2)
+                serve.gate.set()
+                answer = await asked
+                assert answer.status_code == 200
+                events = answer.text.split("\n\n")
+                assert events[0] == ": the model is loaded, 1 in the queue"
+                said = [event for event in events if event and not event.startswith(":")]
+                assert said
+                failed = "could not be loaded" in said[-1]
+                assert failed is (name == "broken")
+                assert len(said) == 1 or not failed
+
+    asyncio.run(go())
+
+
+def test_who_waits_for_a_model_takes_no_slot_of_others(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "b", max_loaded=2)
+        limits = Limits(max_requests=1, max_queue=1)
+        async with front(serve, tmp_path, limits=limits) as (client, gateway):
+            assert (await chat(client, "a")).status_code == 200
+            serve.gate.clear()
+            waiting = asyncio.ensure_future(chat(client, "b"))
+            while not gateway.loads.waiting:
+                await asyncio.sleep(0.001)
+            assert (await chat(client, "a")).status_code == 200
+            assert (await chat(client, "b")).status_code == 429, "the queue has its limit"
+            late = await client.post(
+                "/v1/completions", json={"model": "a", "prompt": "Hi"},
+                headers={"x-request-timeout": "5"},
+            )  # fmt: skip
+            assert late.status_code == 200
+            serve.gate.set()
+            assert (await waiting).status_code == 200
+
+    asyncio.run(go())
+
+
+def test_a_client_that_waits_too_long_is_told(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a")
+        serve.gate.clear()
+        async with front(serve, tmp_path) as (client, gateway):
+            answer = await client.post(
+                "/v1/completions", json={"model": "a", "prompt": "Hi"},
+                headers={"x-request-timeout": "0.05"},
+            )  # fmt: skip
+            assert answer.status_code == 504
+            assert "'a' was not loaded within 0.05 s" in answer.json()["error"]["message"]
+            assert not gateway.loads.waiting
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_what_asks_a_model_about_a_prompt_loads_it_too(tmp_path: Path, path: str) -> None:
+    async def go() -> None:
+        serve = Serve("a", "b")
+        async with front(serve, tmp_path) as (client, _):
+            body = {"model": "b", **CHAT}
+            answer = await client.post(path, json=body)
+            assert "+b" in serve.history
+            # This one is not made by llmserve, which is why it cannot say.
+            assert answer.status_code in (200, 400)
+
+    asyncio.run(go())
+
+
+def test_who_may_loads_and_unloads(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    plain = new_key(keys, "plain")
+    operator = new_key(keys, "ops", operator=True, models=["a"])
+
+    async def go() -> None:
+        serve = Serve("a", "b")
+
+        async def order(do: str, model: str, key: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await client.post(f"/models/{do}", json={"model": model}, headers=headers)
+
+        async with front(serve, tmp_path, keys=keys) as (client, _):
+            for key, model in ((plain, "a"), (operator, "b")):
+                assert (await order("load", model, key)).status_code == 403
+            assert serve.history == []
+            answer = await order("load", "a", operator)
+            assert (answer.status_code, answer.json()["loaded"]) == (200, True)
+            answer = await order("unload", "a", operator)
+            assert (answer.status_code, answer.json()["loaded"]) == (200, False)
+            assert serve.history == ["+a", "-a"]
+        async with front(serve, tmp_path, local=False) as (client, _):
+            assert (await order("load", "a", "")).status_code == 403
+        async with front(serve, tmp_path) as (client, _):
+            assert (await order("load", "absent", "")).status_code == 404
+            assert (await order("load", "a", "")).status_code == 200
+
+    asyncio.run(go())
+
+
+def test_a_triton_that_was_restarted_is_reached_by_a_new_connection(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve, connections = Serve("a"), list[int]()
+        async with front(serve, tmp_path) as (client, gateway):
+
+            async def disconnect() -> None:
+                connections.append(1)
+                serve.triton.is_lost = False
+
+            gateway.disconnect = disconnect
+            serve.triton.is_lost = True
+            assert (await chat(client, "a")).status_code == 200
+            assert connections == [1]
+
+    asyncio.run(go())
+
+
+def test_a_key_over_its_limit_has_nothing_loaded(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    key = new_key(keys, "few", requests_per_minute=1)
+
+    async def go() -> None:
+        serve = Serve("a", "b")
+        headers = {"authorization": f"Bearer {key}"}
+        async with front(serve, tmp_path, keys=keys) as (client, _):
+            statuses = []
+            for name in "ab":
+                body = {"model": name, "prompt": "Hi"}
+                answer = await client.post("/v1/completions", json=body, headers=headers)
+                statuses.append(answer.status_code)
+            assert statuses == [200, 429]
+            assert serve.history == ["+a"]
+
+    asyncio.run(go())
+
+
+def test_the_log_says_how_long_a_model_was_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def go() -> None:
+        serve = Serve("a")
+        async with front(serve, tmp_path) as (client, _):
+            for _ in range(2):
+                await chat(client, "a")
+
+    asyncio.run(go())
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line[:1] == "{"]
+    first, second = lines
+    assert first["load_ms"] > 0
+    assert "load_ms" not in second

@@ -1,0 +1,164 @@
+"""Certifies our recipes, and saves a page for each.
+
+    python -m tests.certified FOLDER [RECIPE...]     # on small models
+    python -m tests.certified FOLDER --real          # hf, iterative and openvino on the real one
+
+A small Llama with a token that begins every prompt serves where any model does, and the demo model
+where a recipe needs a GPT-2 or an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmserve.certify.check import Verdict
+from llmserve.certify.checkpoint import opened
+from llmserve.certify.checks import CHECKS
+from llmserve.certify.encoder import opened_encoder
+from llmserve.certify.examination import Examination
+from llmserve.certify.output import as_json
+from llmserve.certify.page import page, result
+from llmserve.certify.run import Report, run_checks
+from llmserve.certify.triton import TritonEndpoint
+from llmserve.contract.tasks import GENERATE
+from llmserve.demo import demo_model_path
+from llmserve.testing import LiveTriton
+from tests.support import ROOT
+
+_ENGINE = ROOT / "plugins/trtllm/tests/trtllm_builds/engines/1.2"
+RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "hf": ("hf", "llama", {}),
+    "iterative": ("iterative", "llama", {}),
+    "openvino": ("openvino", "llama", {}),
+    "openvino-int8": ("openvino", "llama", {"weight_format": "int8"}),
+    "gpt2-torchscript": ("gpt2-torchscript", "demo", {}),
+    "gpt2-onnx": ("gpt2-onnx", "demo", {}),
+    "trtllm": ("trtllm", "demo", {"engine": str(_ENGINE), "bls_instance_count": 2}),
+    "vllm": ("vllm", "llama", {}),
+    "embed": ("embed", "minilm", {}),
+}
+"""The recipe, its model and its options under the name of each page."""
+_REAL = ("hf", "iterative", "openvino", "openvino-int8", "embed")
+_APART = ("vllm", "embed")
+"""What needs an environment or a download of its own."""
+_SHOWN = {"llama": "SmolLM2-135M-Instruct", "demo": "demo", "minilm": "all-MiniLM-L6-v2"}
+_PRECISIONS = {"openvino-int8": "int8"}
+
+
+def write_llama(folder: Path) -> Path:
+    """Write a small random Llama with the demo model's tokens; a prompt begins with one of them."""
+    import torch
+    from tokenizers import Tokenizer, processors
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    begin, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+    )
+    fast.chat_template = (
+        "<s>{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=64,
+        intermediate_size=96,
+        # vLLM on a CPU has no heads of 16 numbers.
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        bos_token_id=begin,
+        eos_token_id=end,
+    )
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        # Random weights give nearly uniform scores; larger weights give clear preferences.
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+        # Answers end now and then.
+        model.lm_head.weight[end] *= 1.5
+    model.save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def _certified(triton: LiveTriton, name: str, source: str, shown: str) -> Iterator[Report]:
+    recipe, _, options = RECIPES[name]
+    model = triton.build(recipe, source, name=name, **options)
+    endpoint = TritonEndpoint(triton.client, model, url=triton.server.grpc_url)
+    with ExitStack() as stack:
+        precision = _PRECISIONS.get(name, "")
+        if endpoint.task == GENERATE:
+            reference = stack.enter_context(opened(source, _quietly))
+            reference.name = shown
+            exam = Examination(endpoint, reference, precision)
+        else:
+            encoder = opened_encoder(source, endpoint.task, _quietly)
+            encoder.name = shown
+            exam = Examination(endpoint, precision=precision, encoder=encoder)
+        yield run_checks(exam, CHECKS, on_verdict=_say)
+
+
+def _quietly(words: str) -> None:
+    pass
+
+
+def _say(verdict: Verdict) -> None:
+    if verdict.state != "passed":
+        print(f"  {verdict.state}: {verdict.name}: {verdict.words}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--real", action="store_true")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    names = given.recipes or (_REAL if given.real else [n for n in RECIPES if n not in _APART])
+    faults = 0
+    with tempfile.TemporaryDirectory(prefix="llmserve-certified-") as scratch:
+        sources = {"demo": "demo"}
+        if given.real or "embed" in names:
+            from tests.real.model import converted_model, real_encoder
+
+            sources["minilm"] = str(real_encoder())
+        if given.real:
+            sources["llama"] = str(converted_model())
+        else:
+            sources["llama"] = str(write_llama(Path(scratch) / "tiny-llama"))
+        with LiveTriton.start(Path(scratch) / "model_repository") as triton:
+            for name in names:
+                kind = RECIPES[name][1]
+                shown = _SHOWN[kind] if given.real or kind != "llama" else "a small Llama"
+                with _certified(triton, name, sources[kind], shown) as report:
+                    print(f"{name}: {result(report)} ({report.seconds} s)", flush=True)
+                    faults += len(report.faults)
+                    stem = f"{name}-real" if given.real else name
+                    (given.folder / f"{stem}.html").write_text(page(report), encoding="utf-8")
+                    (given.folder / f"{stem}.json").write_text(as_json(report), encoding="utf-8")
+                shutil.rmtree(triton.repository / name, ignore_errors=True)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""What a report is written as, and the command that writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from llmserve.certify import Broken, Check, Examination, Report, run_checks
+from llmserve.certify.check import Verdict
+from llmserve.certify.openai import OpenAIEndpoint
+from llmserve.certify.output import as_json, as_junit, changes, read_states
+from llmserve.certify.page import page
+from llmserve.certify.run import all_checks
+from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
+from llmserve.plugins.registry import Registry
+from llmserve_cli.certify import certify
+from tests.toy_server import ToyServer
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ToyServer("reason-always-stop").serving() as url:
+        yield url
+
+
+def verdict(name: str, state: str, **others: object) -> Verdict:
+    return Verdict(name, state, "major", "it holds", "users lose", **others)  # type: ignore[arg-type]
+
+
+def report(*verdicts: Verdict) -> Report:
+    subject = {"model": "m<1>", "at": "http://x/v1", "api": "OpenAI API"}
+    return Report(subject, None, "float32", verdicts, 7, 1.5, date="2026-01-01T00:00:00+00:00")
+
+
+BAD = verdict(
+    "a",
+    "failed",
+    words="<b>it\u0000 breaks",
+    expected="</pre>",
+    got="\x1b[31m",
+    curl="curl -s 'x&y'",
+)
+
+
+def test_a_page_needs_nothing_else_and_escapes_what_a_server_says() -> None:
+    html = page(report(BAD, verdict("b", "passed")), [])
+    assert "http-equiv" not in html
+    assert "src=" not in html
+    assert "<b>it" not in html.replace("<b>&lt;b&gt;it", "")
+    assert "&lt;/pre&gt;" in html
+    assert "1 checks failed" in html
+    assert "Nothing has changed" in html
+
+
+def test_junit_is_xml_whatever_a_server_says() -> None:
+    root = ElementTree.fromstring(as_junit(report(BAD, verdict("b", "skipped", words="not here"))))
+    assert root.attrib["failures"] == "1"
+    first, second = root
+    assert first[0].tag == "failure"
+    assert "curl" in (first[0].text or "")
+    assert second[0].tag == "skipped"
+
+
+def test_a_baseline_tells_what_has_changed(tmp_path: Path) -> None:
+    before = report(verdict("a", "passed"), verdict("b", "failed"), verdict("c", "passed"))
+    file = tmp_path / "before.json"
+    file.write_text(as_json(before), encoding="utf-8")
+    now = report(BAD, verdict("b", "passed"), verdict("d", "passed"))
+    found = changes(read_states(file), now)
+    assert [(c.name, c.before, c.after, c.is_worse) for c in found] == [
+        ("a", "passed", "failed", True),
+        ("b", "failed", "passed", False),
+        ("d", None, "passed", False),
+        ("c", "passed", None, False),
+    ]
+    file.write_text("{}")
+    with pytest.raises(UsageError):
+        read_states(file)
+
+
+def test_a_failure_that_another_explains_is_no_fault_of_its_own() -> None:
+    explained = verdict("b", "failed", cause="a")
+    assert report(BAD, explained).faults == [BAD]
+
+
+def test_the_worst_fault_is_the_first() -> None:
+    minor = Verdict("m", "failed", "minor", "", "")
+    critical = Verdict("c", "failed", "critical", "", "")
+    assert [v.name for v in report(minor, BAD, critical).faults] == ["c", "a", "m"]
+
+
+def run(url: str, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(
+        certify, ["toy", "--openai", url, *arguments], standalone_mode=False
+    )
+    if result.exception:
+        raise result.exception
+    return result.return_value, result.output
+
+
+def test_the_command_writes_what_it_is_asked_for(url: str, tmp_path: Path) -> None:
+    only = ("--only", "finish-reason", "--only", "temperature")
+    files = ("--junit", str(tmp_path / "j.xml"), "--json", str(tmp_path / "r.json"))
+    code, output = run(url, *only, *files, "--report", str(tmp_path / "page"))
+    assert code == 8
+    assert "finish-reason: an answer that max_tokens cuts" in output
+    assert "curl -s" in output
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().attrib["tests"] == "2"
+    assert "finish-reason" in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    # A fault that is known already fails nobody's build.
+    code, output = run(url, *only, "--baseline", str(tmp_path / "r.json"))
+    assert code == 0
+    assert "nothing has changed" in output
+
+
+def test_an_option_is_sent_with_every_request(url: str) -> None:
+    code, output = run(url, "--only", "finish-reason", "--set", "top_k=5")
+    assert code == 8
+    assert '"top_k": 5' in output
+
+
+def test_a_server_that_refuses_a_plain_request_may_need_an_option(url: str) -> None:
+    with pytest.raises(RequestRejectedError, match=r"min_p must be between .* with --set"):
+        run(url, "--set", "min_p=7")
+
+
+def test_the_budget_is_kept(url: str) -> None:
+    code, output = run(url, "--budget", "30", "--json", "-", "--only", "own-answer")
+    content = json.loads(output[output.index("{") :])
+    assert code == 0
+    assert content["requests"] <= 30
+    assert content["verdicts"][0]["state"] == "skipped"
+    assert "budget" in content["verdicts"][0]["words"]
+
+
+def test_a_server_that_does_not_answer_is_no_fault_of_a_check() -> None:
+    with ToyServer().serving() as gone:
+        pass
+    with pytest.raises(UnreachableError):
+        run(gone)
+
+
+def test_a_budget_that_is_too_small_to_begin_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        run(url, "--budget", "1")
+
+
+@pytest.mark.parametrize("budget", ["none", "0", "-1", "5x"])
+def test_a_budget_that_is_none_is_refused(url: str, budget: str) -> None:
+    with pytest.raises(Exception, match="give requests"):
+        run(url, "--budget", budget)
+
+
+def test_a_misspelt_check_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="finish-reason"):
+        run(url, "--only", "finish-reasn")
+
+
+def test_a_plugin_adds_a_check(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    def greets(exam: Examination) -> None:
+        ask = exam.greedy("Hello", 8)
+        raise Broken("it does not greet", got=exam.ask(ask).text, ask=ask)
+
+    own = Check(name="greets", severity="minor", promise="it greets", meaning="rude", run=greets)
+    added: list[object] = [own]
+    monkeypatch.setattr(Registry, "implementations", lambda self, hook: [("acme", lambda: added)])
+    checks = all_checks(Registry(()))
+    assert checks[-1] is own
+    result = run_checks(Examination(OpenAIEndpoint(url, "toy")), [own])
+    assert result.faults[0].words == "it does not greet"
+    for wrong in (own, "no check"):
+        added[1:] = [wrong]
+        with pytest.raises(PluginError):
+            all_checks(Registry(()))

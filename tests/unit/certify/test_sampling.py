@@ -1,0 +1,57 @@
+"""What is proof that an option of sampling has its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llmserve.certify import Broken, Examination
+from llmserve.certify.checks import CHECKS
+from llmserve.certify.examination import PROMPTS
+from llmserve.certify.outcome import Undecided
+from tests.scripted import Scripted
+from tests.toy_server import ToyModel
+
+
+def penalise(name: str, exam: Examination) -> None:
+    next(check for check in CHECKS if check.name == name).run(exam)
+
+
+def test_a_penalty_that_changes_nothing_proves_nothing() -> None:
+    with pytest.raises(Undecided, match="changes none of 4 answers"):
+        penalise("presence-penalty", Examination(Scripted(lambda prompt, asked: " yes")))
+
+
+def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> None:
+    class Certain(ToyModel):
+        """Ends every answer at once, whatever is asked."""
+
+        def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
+            scores = super().scores(ids, shift)
+            scores[1] = 100.0
+            return scores
+
+    exam = Examination(Scripted(lambda prompt, asked: ""), Certain())
+    with pytest.raises(Undecided, match="changes none of 4 answers"):
+        penalise("presence-penalty", exam)
+
+
+def test_a_penalty_is_tried_where_it_changes_something() -> None:
+    class Repeating(ToyModel):
+        """Repeats a word without end after one of the prompts, and ends the others at once."""
+
+        def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
+            scores = super().scores(ids, shift)
+            repeats = ids[: len(told)] == told
+            scores[self.encode(" the", special=False)[0] if repeats else 1] = 20.0
+            return scores
+
+    told = ToyModel().encode(PROMPTS[7])
+
+    def ignoring(prompt: str, asked: int) -> str:
+        return " the" * 24 if prompt == PROMPTS[7] else ""
+
+    with pytest.raises(Broken, match="accepted and ignored"):
+        penalise("frequency-penalty", Examination(Scripted(ignoring), Repeating()))
