@@ -101,7 +101,7 @@ def write_llama(folder: Path) -> Path:
 
 
 @contextmanager
-def _certified(triton: LiveTriton, name: str, source: str, shown: str) -> Iterator[Report]:
+def _certified(triton: LiveTriton, name: str, source: str, title: str) -> Iterator[Report]:
     recipe, _, options = RECIPES[name]
     model = triton.build(recipe, source, name=name, **options)
     endpoint = TritonEndpoint(triton.client, model, url=triton.server.grpc_url)
@@ -109,11 +109,11 @@ def _certified(triton: LiveTriton, name: str, source: str, shown: str) -> Iterat
         precision = _PRECISIONS.get(name, "")
         if endpoint.task == GENERATE:
             reference = stack.enter_context(opened(source, _quietly))
-            reference.name = shown
+            reference.name = title
             exam = Examination(endpoint, reference, precision)
         else:
             encoder = opened_encoder(source, endpoint.task, _quietly)
-            encoder.name = shown
+            encoder.name = title
             exam = Examination(endpoint, precision=precision, encoder=encoder)
         yield run_checks(exam, CHECKS, on_verdict=_say)
 
@@ -149,8 +149,8 @@ def main() -> int:
         with LiveTriton.start(Path(scratch) / "model_repository") as triton:
             for name in names:
                 kind = RECIPES[name][1]
-                shown = _SHOWN[kind] if given.real or kind != "llama" else "a small Llama"
-                with _certified(triton, name, sources[kind], shown) as report:
+                title = _SHOWN[kind] if given.real or kind != "llama" else "a small Llama"
+                with _certified(triton, name, sources[kind], title) as report:
                     print(f"{name}: {result(report)} ({report.seconds} s)", flush=True)
                     faults += len(report.faults)
                     stem = f"{name}-real" if given.real else name

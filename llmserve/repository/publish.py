@@ -72,12 +72,13 @@ def staging(output: Path) -> Iterator[Path]:
             with locked(output.parent):
                 _sweep(output)
                 folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
+                # At once: Ctrl-C may come at any time.
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 # The lock, which ends with its process, marks the stage as in use. A process id in
                 # its name would not work: another container's processes are not visible.
                 stack.enter_context(locked(folder))
         except OSError as error:
             raise OutputError(f"{output} cannot be written: {error.strerror}") from None
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
 

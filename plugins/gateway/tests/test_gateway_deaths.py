@@ -72,9 +72,9 @@ def test_an_answer_that_cannot_end_any_more_is_an_error(
             cancelled.append(True)
             raise
 
-    with pytest.raises(ApiError, match=r"the process of 'm' died while it answered") as told:
+    with pytest.raises(ApiError, match=r"the process of 'm' died while it answered") as caught:
         outcome(Serve({"m": READY}, {"m": READY}, changed), answering)
-    assert (told.value.status, told.value.code) == (503, "backend_unavailable")
+    assert (caught.value.status, caught.value.code) == (503, "backend_unavailable")
     assert cancelled
 
 

@@ -44,6 +44,7 @@ WORDS = {
 }
 """What a failure has to say, where several faults could be its reason."""
 ENSEMBLES = ("sequence", "ensemble")
+_TRIES = {"sequence": 6}
 
 
 def listed_faults() -> dict[str, set[str]]:
@@ -126,10 +127,14 @@ def endpoint_of(served: LiveTriton, model: str) -> Subject:
 def test_the_faults_of_a_tutorial_are_named(
     served: LiveTriton, reference: Checkpoint, model: str
 ) -> None:
-    exam = Examination(endpoint_of(served, model), reference, quick=True)
     checks = [check for check in CHECKS if check.name in FAULTS[model]]
-    report = run_checks(exam, checks)
-    passed = {v.name: (v.state, v.words) for v in report.verdicts if v.state != "failed"}
+    # Tokens that are drawn by chance may be the same ones again.
+    for _ in range(_TRIES.get(model, 1)):
+        exam = Examination(endpoint_of(served, model), reference, quick=True)
+        report = run_checks(exam, checks)
+        passed = {v.name: (v.state, v.words) for v in report.verdicts if v.state != "failed"}
+        if not passed:
+            break
     assert passed == {}
     for verdict in report.verdicts:
         assert WORDS.get((model, verdict.name), "") in verdict.words

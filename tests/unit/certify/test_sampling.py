@@ -44,11 +44,11 @@ def test_a_penalty_is_tried_where_it_changes_something() -> None:
 
         def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
             scores = super().scores(ids, shift)
-            repeats = ids[: len(told)] == told
+            repeats = ids[: len(prompt_ids)] == prompt_ids
             scores[self.encode(" the", special=False)[0] if repeats else 1] = 20.0
             return scores
 
-    told = ToyModel().encode(PROMPTS[7])
+    prompt_ids = ToyModel().encode(PROMPTS[7])
 
     def ignoring(prompt: str, asked: int) -> str:
         return " the" * 24 if prompt == PROMPTS[7] else ""
