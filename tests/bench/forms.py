@@ -10,6 +10,7 @@ a time, and each answer is judged; then the same runs alternate with it.
 import argparse
 import json
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from importlib import import_module
 from itertools import chain, product
@@ -103,38 +104,56 @@ def real_engine(plugin: str, folder: Path) -> tuple[Engine, Any]:
     return engine, whole
 
 
-def run(engine: Engine, generations: list[Generation]) -> None:
+def run(engine: Engine, generations: list[Generation]) -> dict[Generation, Exception]:
+    """Run them to their end, and return the errors of those that failed."""
+    errors = {}
     for generation in generations:
         engine.admit(generation)
     while engine.busy:
-        for _, error in engine.step().failed:
-            raise error
+        errors.update(engine.step().failed)
+    return errors
 
 
 def judge(engine: Engine, tokenizer: Any) -> None:
     """Print what became of an answer under each schema."""
-    counts = {"valid": 0, "refused": 0, "cut at max_tokens": 0, "wrong": 0}
-    asked = []
-    for schema in chain(*SCHEMAS.values()):
-        try:
-            asked.append((schema, new_generation(tokenizer, schema, max_tokens=200)))
-        except RequestError as error:
-            counts["refused"] += 1
-            print("refused:", error)
-    for first in range(0, len(asked), STREAMS):
-        run(engine, [generation for _, generation in asked[first : first + STREAMS]])
-    for schema, generation in asked:
-        if generation.finish_reason == "length":
-            counts["cut at max_tokens"] += 1
-            continue
-        text = tokenizer.decode([i for i in generation.token_ids if i not in tokenizer.eos_ids])
-        try:
-            jsonschema.validate(json.loads(text), schema)
-            counts["valid"] += 1
-        except (ValueError, jsonschema.ValidationError) as error:
-            counts["wrong"] += 1
-            print("wrong:", json.dumps(schema), repr(text), error)
-    print(counts, flush=True)
+    counts = Counter[str]()
+    schemas = [*chain(*SCHEMAS.values())]
+    for first in range(0, len(schemas), STREAMS):
+        some = []
+        for schema in schemas[first : first + STREAMS]:
+            try:
+                some.append((schema, new_generation(tokenizer, schema, max_tokens=120)))
+            except RequestError as error:
+                counts["refused when it was read"] += 1
+                print("refused:", json.dumps(schema), error)
+        errors = run(engine, [generation for _, generation in some])
+        for schema, generation in some:
+            verdict = verdict_on(schema, generation, errors.get(generation), tokenizer)
+            counts[verdict] += 1
+            if verdict in ("wrong", "failed"):
+                print(
+                    verdict,
+                    json.dumps(schema),
+                    tokenizer.decode(generation.token_ids),
+                    errors.get(generation),
+                )
+    print(dict(counts), flush=True)
+
+
+def verdict_on(schema: Any, generation: Generation, error: Any, tokenizer: Any) -> str:
+    if error is not None:
+        is_early = isinstance(error, RequestError) and not generation.token_ids
+        return "refused before the first token" if is_early else "failed"
+    if generation.finish_reason == "length":
+        return "cut at max_tokens"
+    text = tokenizer.decode([i for i in generation.token_ids if i not in tokenizer.eos_ids])
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except jsonschema.SchemaError:
+        return "ended (the schema itself is not valid)"
+    except (ValueError, jsonschema.ValidationError):
+        return "wrong"
+    return "valid"
 
 
 def throughput(engine: Engine, tokenizer: Any, rounds: int) -> None:
@@ -143,7 +162,8 @@ def throughput(engine: Engine, tokenizer: Any, rounds: int) -> None:
     for constraint in (None, schema) * (rounds + 1):
         generations = [new_generation(tokenizer, constraint) for _ in range(STREAMS)]
         started = np.array([perf_counter(), process_time()])
-        run(engine, generations)
+        if run(engine, generations):
+            raise SystemExit("an answer failed")
         durations.append(np.array([perf_counter(), process_time()]) - started)
     ratios = np.array(durations[2::2]) / np.array(durations[3::2])
     report(f"{STREAMS} constrained answers, tokens/s relative to free ones", ratios[:, 0].tolist())
