@@ -106,7 +106,7 @@ def real_engine(plugin: str, folder: Path) -> tuple[Engine, Any]:
 
 def run(engine: Engine, generations: list[Generation]) -> dict[Generation, Exception]:
     """Run them to their end, and return the errors of those that failed."""
-    errors = {}
+    errors: dict[Generation, Exception] = {}
     for generation in generations:
         engine.admit(generation)
     while engine.busy:
