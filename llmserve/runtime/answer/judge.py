@@ -39,6 +39,8 @@ LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 50_000, "max_lexer_s
 # A space, or a line break and its indentation. llguidance's default allows unlimited whitespace,
 # and small models tend to write it forever.
 _JSON_DEFAULTS = {"whitespace_pattern": r"(\n {0,12}| )?"}
+# Their values are no schemas.
+_VALUES = ("const", "enum", "default", "examples")
 
 
 class UnenforceableError(Exception):
@@ -214,9 +216,11 @@ def _grammar(grammars: Any, kind: str, text: str) -> str:
         return str(grammars.grammar_from_regex(text))
     if kind == "json_schema":
         try:
-            return str(grammars.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS))
+            grammar = str(grammars.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS))
         except ValueError as error:
             raise UnenforceableError(str(error)) from None
+        _check_keys(json.loads(text))
+        return grammar
     if kind == "ebnf_grammar":
         from llguidance.gbnf_to_lark import any_to_lark
 
@@ -225,6 +229,22 @@ def _grammar(grammars: Any, kind: str, text: str) -> str:
         except Exception as error:  # its parser raises bare exceptions
             raise UnenforceableError(str(error)) from None
     return str(grammars.grammar_from_lark(text))
+
+
+def _check_keys(schema: Any) -> None:
+    """Refuse a schema that counts keys of any name: its grammar lets one key come twice."""
+    rest = [schema]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list):
+            rest += part
+        elif isinstance(part, dict):
+            least, named = part.get("minProperties"), part.get("required")
+            is_open = part.get("additionalProperties") is not False or "patternProperties" in part
+            known = len({*named}) if isinstance(named, list) else 0
+            if isinstance(least, (int, float)) and least > max(1, known) and is_open:
+                raise UnenforceableError("minProperties above 1 needs additionalProperties false")
+            rest += [value for name, value in part.items() if name not in _VALUES]
 
 
 if __name__ == "__main__":
