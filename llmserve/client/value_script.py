@@ -150,7 +150,7 @@ def _channel(url: str) -> Any:
 def _explain(error: Any, model: str, url: str) -> RequestError:
     code, details = error.code(), _one_line(error.details() or "")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RequestError("no answer in time: allow more with --timeout", TIMED_OUT)
+        return RequestError("no complete answer in time: allow more with --timeout", TIMED_OUT)
     if code == grpc.StatusCode.CANCELLED:
         return RequestError("the request was cancelled", INTERRUPTED)
     if details.startswith("Request for unknown model"):
@@ -165,9 +165,12 @@ def _explain(error: Any, model: str, url: str) -> RequestError:
 
 
 def _one_line(message: str) -> str:
-    # A model of llmserve puts "[llmserve code] " in front.
-    _, coded, words = message.partition("[llmserve ")
-    return " ".join((words.partition("] ")[2] if coded else message).split()) or "no reason given"
+    # A model of llmserve puts "[llmserve code] " in front; another Python model's traceback follows
+    # after "At:".
+    ensemble, coded, words = message.partition("[llmserve ")
+    if coded and (not ensemble or ensemble.startswith("in ensemble '")):
+        message = words.partition("] ")[2]
+    return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
 
 
 def _parser() -> argparse.ArgumentParser:
