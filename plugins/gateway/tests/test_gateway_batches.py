@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx2 as httpx
 import numpy as np
@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import Completion, Computed, ModelInfo
+from llmserve.client import BatchRequest, Completion, Computed, ModelInfo
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
@@ -34,6 +34,8 @@ from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.jobs import Job
+from llmserve_gateway.batches.records import Batch
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
@@ -563,6 +565,32 @@ def test_each_line_has_one_end_whatever_comes_between(
             patch.setattr(lines, name, value)
         patch.setattr(runner, "_PERIOD", 0.005)
         asyncio.run(go())
+
+
+def job_of(*models: str) -> Job:
+    asked = [BatchRequest(n, str(n), m, "/v1/completions", 0, 0) for n, m in enumerate(models, 1)]
+    batch = cast(Batch, SimpleNamespace(id="batch_x", owner="me"))
+    return Job(batch, cast(Any, SimpleNamespace(all=asked)), cast(Any, {}))
+
+
+def test_models_whose_lines_are_asked_are_not_looked_at_any_more() -> None:
+    async def go() -> None:
+        job = job_of("a", "b", "a")
+        first = job.next(0.0)
+        assert first
+        job.hold("a", 1.0)
+        second = job.next(0.0)
+        assert second
+        assert (first.request.model, second.request.model) == ("a", "b")
+        assert [*job._left] == ["a"]
+        job.put_back(second)
+        assert job.next(0.0) is second
+        job.put_back(first)
+        found = [job.next(1.0), job.next(1.0), job.next(1.0)]
+        assert [each and each.request.number for each in found] == [1, 3, None]
+        assert not job._left
+
+    asyncio.run(go())
 
 
 def test_what_cannot_be_done_is_refused_by_name(
