@@ -10,7 +10,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequest, Completion, Computed, ModelInfo
+from llmserve.client import BatchRequest, BatchRequests, Completion, Computed, ModelInfo
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
@@ -565,6 +565,25 @@ def test_each_line_has_one_end_whatever_comes_between(
             patch.setattr(lines, name, value)
         patch.setattr(runner, "_PERIOD", 0.005)
         asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_ascii"), [("\u732b" * 200, False), ([*range(10)] * 20, True), ("\ud800", True)]
+)
+def test_what_is_asked_for_a_line_is_not_larger_than_the_line(
+    tmp_path: Path, prompt: Any, is_ascii: bool
+) -> None:
+    asked = line("1", body={"model": "m", "prompt": prompt})
+    path = tmp_path / "requests.jsonl"
+    text = json.dumps(asked, ensure_ascii=is_ascii, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")
+    with closing(BatchRequests(path)) as requests:
+        job = Job(cast(Any, None), requests, cast(Any, {}))
+        first = job.next(0.0)
+        assert first
+        body = lines._body(first)
+    assert json.loads(body) == asked["body"]
+    assert len(body) < path.stat().st_size
 
 
 def job_of(*models: str) -> Job:

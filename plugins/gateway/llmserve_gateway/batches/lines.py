@@ -151,12 +151,12 @@ class Lines:
 
     async def _ask(self, line: Line, key: BatchKey) -> None:
         job, request = line.job, line.request
-        body = await in_thread(job.requests.body, request)
+        body = await in_thread(_body, line)
         if job.is_stopped or not (self._is_alone or len(self._calls) < self._room()):
             # Others have come, or it was told to stop, while the body was read.
             job.put_back(line)
             return
-        call = Call(self._app, request.endpoint, json.dumps(body).encode(), key)
+        call = Call(self._app, request.endpoint, body, key)
         self._calls[call] = job
         try:
             answer = await call.answer()
@@ -214,3 +214,11 @@ class Lines:
         if any(report["name"] == model for report in await catalog.supervised()):
             return True
         return not (await catalog.state())["models"]
+
+
+def _body(line: Line) -> bytes:
+    """Return what to send; it is not larger than what was uploaded, which has a limit."""
+    body = line.job.requests.body(line.request)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    # As in a request of a client, it may have half of a pair.
+    return text.encode(errors="surrogatepass")
