@@ -34,7 +34,7 @@ from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
-from llmserve_gateway.batches.jobs import Job
+from llmserve_gateway.batches.jobs import Job, Line
 from llmserve_gateway.batches.records import Batch
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
@@ -584,6 +584,31 @@ def test_what_is_asked_for_a_line_is_not_larger_than_the_line(
         body = lines._body(first)
     assert json.loads(body) == asked["body"]
     assert len(body) < path.stat().st_size
+
+
+def test_a_line_on_which_the_gateway_fails_has_an_error_and_the_others_their_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    tried = []
+
+    def body(of: Line) -> bytes:
+        if of.request.custom_id == "1":
+            tried.append(of)
+            raise RecursionError
+        return written(of)
+
+    written = lines._body
+    monkeypatch.setattr(lines, "_body", body)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await ended(client, await begin(client, [line("1"), line("2"), line("3")]))
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert (error["custom_id"], error["error"]["code"]) == ("1", "server_error")
+        assert (await results(client, batch.output_file_id)).keys() == {"2", "3"}
+
+    run(Model(), settings_of(tmp_path), work)
+    assert len(tried) == 3
 
 
 def job_of(*models: str) -> Job:

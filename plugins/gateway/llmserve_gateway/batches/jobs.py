@@ -23,6 +23,8 @@ class Line:
     """How often its model was not back yet, after it had died."""
     delays: int = 0
     """How often it took too long."""
+    faults: int = 0
+    """How often the gateway itself failed."""
 
 
 class Job:

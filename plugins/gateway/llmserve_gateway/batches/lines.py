@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmserve.client import answer_line
 from llmserve.contract.failures import FAILURES
@@ -26,7 +26,7 @@ QUIET = 1.0
 """Seconds without other requests after which batches are alone; conversations have pauses."""
 ADVANCE = 10.0
 """After so many seconds without an answer, a batch has one request beside any others."""
-_DEATHS, _DELAYS = 3, 2
+_DEATHS, _DELAYS, _FAULTS = 3, 2, 3
 """After so many a line is an error."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 _BUSY = (429, 502, 503)
@@ -131,6 +131,9 @@ class Lines:
             key = self._key(line.job.batch.owner)
             if key is None:
                 self._again(line, _LONGEST_PAUSE)
+            elif line.faults >= _FAULTS:
+                error = ("server_error", "the gateway failed: see its log")
+                await self._write(line, answer_line(line.request.custom_id, error=error))
             elif line.deaths and not await self._is_ready(model):
                 # Others wait each time: it is asked for less often the longer it is away.
                 self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
@@ -143,7 +146,8 @@ class Lines:
             self._again(line, _LONGEST_PAUSE)
         except Exception:
             log.exception("batch %s, line %s", line.job.batch.id, line.request.number)
-            self._again(line, _LONGEST_PAUSE)
+            line.faults += 1
+            self._again(line, _PAUSE)
         finally:
             self._is_alone = self._is_alone and not is_alone
             line.job.changed.set()
@@ -177,8 +181,11 @@ class Lines:
                 body=answer.body,
                 error=None if answer.status == 200 else answer.error,
             )
-            async with job.writing:
-                await in_thread(job.answers.append, content)
+            await self._write(line, content)
+
+    async def _write(self, line: Line, content: dict[str, Any]) -> None:
+        async with line.job.writing:
+            await in_thread(line.job.answers.append, content)
 
     async def _may_be_answered_later(self, line: Line, answer: Answer) -> bool:
         if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
