@@ -472,6 +472,19 @@ def test_a_model_that_still_loads_is_waited_for(
     run(model, settings_of(tmp_path), work)
 
 
+def test_a_model_that_is_not_offered_is_not_waited_for(tmp_path: Path) -> None:
+    reports = [{"name": name, "state": "ready", "why": "", "restarts": 0} for name in "mn"]
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        asked = [line("1"), line("2", body={"model": "n", "prompt": "2"})]
+        batch = await ended(client, await begin(client, asked))
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert (error["custom_id"], error["error"]["code"]) == ("2", "model_not_found")
+
+    kept = settings_of(tmp_path, models=("m",), supervisor=lambda: {"models": reports})
+    run(Model(), kept, work)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_request_that_is_cancelled_when_it_has_ended_costs_no_answer(whole: bool) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -217,7 +217,9 @@ class Lines:
 
     async def _is_loading(self, model: str) -> bool:
         """Return whether a model that is not there may come: nothing is there, or it is known."""
-        catalog = self._gateway.catalog
+        catalog, named = self._gateway.catalog, self._gateway.settings.models
+        if named and model not in named:
+            return False  # `serve` has it, and this gateway will never offer it.
         if any(report["name"] == model for report in await catalog.supervised()):
             return True
         return not (await catalog.state())["models"]
