@@ -174,18 +174,19 @@ class Lines:
         else:
             self._width = min(self._most, self._width + 1)
             self._answered = asyncio.get_running_loop().time()
+            is_answered = answer.status == 200
             content = answer_line(
                 request.custom_id,
                 status=answer.status,
                 request_id=answer.headers.get("x-request-id", ""),
-                body=answer.body,
-                error=None if answer.status == 200 else answer.error,
+                body=None if is_answered else answer.body,
+                error=None if is_answered else answer.error,
             )
-            await self._write(line, content)
+            await self._write(line, content, answer.content if is_answered else None)
 
-    async def _write(self, line: Line, content: dict[str, Any]) -> None:
+    async def _write(self, line: Line, content: dict[str, Any], body: bytes | None = None) -> None:
         async with line.job.writing:
-            await in_thread(line.job.answers.append, content)
+            await in_thread(line.job.answers.append, content, body)
 
     async def _may_be_answered_later(self, line: Line, answer: Answer) -> bool:
         if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
