@@ -44,8 +44,12 @@ class Key:
         return [] if self.all_metrics else self.models
 
 
+@dataclass
 class BatchKey(Key):
     """A key, or the lack of one, in a request of a batch: it takes what other requests leave."""
+
+    is_charged: bool = False
+    """Whether the request counts already, since it has been asked before."""
 
 
 @dataclass

@@ -306,6 +306,25 @@ def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     assert read_keys(keys)[0].sha256 == hash_key(mine)
 
 
+def test_a_line_that_is_asked_again_costs_its_key_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    keys, model = tmp_path / "keys", Model()
+    mine = new_key(keys, "me", requests_per_minute=3)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1", "busy 1"), line("2", "busy 2")])
+        batch = await ended(client, batch)
+        assert batch.request_counts.completed == 2
+        await client.completions.create(model="m", prompt="live")
+        with pytest.raises(openai.RateLimitError):
+            await client.completions.create(model="m", prompt="live")
+
+    run(model, settings_of(tmp_path, keys=keys), work, key=mine)
+    assert model.asked == {"busy 1": 2, "busy 2": 2, "live": 1}
+
+
 async def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not holds():

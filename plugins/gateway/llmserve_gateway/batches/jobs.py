@@ -23,6 +23,8 @@ class Line:
     """How often its model was not back yet, after it had died."""
     delays: int = 0
     """How often it took too long."""
+    is_charged: bool = False
+    """Whether it counts against the limits of its key already."""
     faults: int = 0
     """How often the gateway itself failed."""
 

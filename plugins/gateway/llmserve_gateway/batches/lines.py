@@ -160,12 +160,14 @@ class Lines:
             # Others have come, or it was told to stop, while the body was read.
             job.put_back(line)
             return
+        key.is_charged = line.is_charged
         call = Call(self._app, request.endpoint, body, key)
         self._calls[call] = job
         try:
             answer = await call.answer()
         finally:
             del self._calls[call]
+            line.is_charged = key.is_charged
         if answer is None:
             job.put_back(line)
         elif await self._may_be_answered_later(line, answer):
