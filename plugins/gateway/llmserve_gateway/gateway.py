@@ -305,7 +305,7 @@ class Gateway:
         if is_known and tokens > _MANY_TOKENS:
             await check_fits(request, self.catalog)
         if isinstance(key, BatchKey):
-            with self.admission.admit_beside(request.answer_count):
+            async with self.admission.admit_beside(request.answer_count):
                 self._charge(key, tokens)
                 yield
             return
@@ -381,7 +381,8 @@ class Gateway:
             self.admit(key, request, timeout),
         ):
             record.admitted = time.perf_counter()
-            if timeout is not None:
+            # Lines of batches wait for each other, which takes nothing of their time.
+            if timeout is not None and not isinstance(key, BatchKey):
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name

@@ -29,7 +29,7 @@ from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
 from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
-from llmserve_gateway.admission import Limits
+from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
@@ -405,6 +405,66 @@ def test_others_come_first_and_the_oldest_request_of_a_batch_gets_to_its_end(
     run(model, settings_of(tmp_path, limits=limits), work)
     assert model.most == 8
     assert 12 < sum(count for p, count in model.asked.items() if p[5:].isdigit()) <= 12 + 3
+
+
+def several(name: str, prompt: str, answers: int) -> dict[str, Any]:
+    return line(name, body={"model": "m", "prompt": prompt, "n": answers})
+
+
+def test_a_line_with_many_answers_leaves_slots_to_others(tmp_path: Path) -> None:
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [several("1", "wait", 8)])
+        await until(lambda: len(model.running) == 8)
+        answer = await client.completions.create(model="m", prompt="live", n=2)
+        assert [choice.text for choice in answer.choices] == ["to live"] * 2
+        assert len(model.running) == 8
+        model.gate.set()
+        assert (await ended(client, batch)).request_counts.completed == 1
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=4)), work)
+
+
+def test_lines_with_several_answers_wait_for_each_other(tmp_path: Path) -> None:
+    class Timed(Model):
+        least = 600.0
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            if prompt.startswith("slow"):
+                self.least = min(self.least, options["timeout"])
+            return await super().generate(name, prompt, **options)
+
+    model = Timed()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        asked = [several(str(n), f"slow {n}", 1 + n % 3) for n in range(9)]
+        batch = await ended(client, await begin(client, asked))
+        assert batch.request_counts.completed == 9
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=6)), work)
+    assert model.most == 3
+    assert model.least == 600.0, "it does not take of their time"
+
+
+def test_a_request_for_all_slots_has_its_turn_between_lines_of_batches() -> None:
+    async def go() -> None:
+        admission, order = Admission(Limits(max_requests=4)), list[str]()
+
+        async def beside(name: str) -> None:
+            async with admission.admit_beside(1):
+                order.append(name)
+                await asyncio.sleep(0.01 * int(name))
+
+        async def live() -> None:
+            async with admission.admit("m", 1, 4):
+                order.append("live")
+
+        await asyncio.gather(beside("1"), beside("2"), live(), beside("3"), beside("4"))
+        assert order == ["1", "2", "live", "3", "4"]
+        assert (admission.beside, admission.running) == (0, 0)
+
+    asyncio.run(go())
 
 
 def test_a_batch_advances_even_if_others_never_pause(
