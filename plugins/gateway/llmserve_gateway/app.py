@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from llmserve_gateway.batches.routes import BatchRoutes
 from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
-from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
+from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
 from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
 from llmserve_gateway.headers import HeaderChecks
@@ -45,6 +47,8 @@ from llmserve_gateway.value_requests import (
 from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
 PAGE = Path(__file__).with_name("page")
+_MAX_CHANGES = 4
+"""How many orders to load or unload a model run at once."""
 _END_SECONDS = 5.0
 """How long what runs beside requests may take to end."""
 _METRICS_TYPE = "text/plain; version=0.0.4"
@@ -126,6 +130,9 @@ class Routes:
         self._gateway = gateway
         self._catalog = gateway.catalog
         self._cache_usage = CacheUsage([*gateway.settings.metrics.values()])
+        # Not the threads that everything else waits for: a load may take minutes.
+        self._changes = ThreadPoolExecutor(_MAX_CHANGES, "llmserve-loads")
+        self._changing = 0
 
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
@@ -159,12 +166,28 @@ class Routes:
         if await self._loadable(name) is None or not isinstance(settings.supervisor, Path):
             what = f"there is no model {name[:200]!r} that is loaded on demand"
             raise ApiError(404, what, param="model", code="model_not_found")
-        order = {"do": do, "model": name}
+        await self._order(settings.supervisor, do, name)
+        return _json(await self._model(name, await self._loadable(name)))
+
+    async def _order(self, supervisor: Path, do: str, name: str) -> None:
+        """Have a model loaded or unloaded, beside a few others."""
+        if self._changing >= _MAX_CHANGES:
+            raise queue_full(f"{_MAX_CHANGES} models are being loaded or unloaded by order")
+        timeout = self._gateway.settings.request_timeout
+        work = partial(ask, supervisor, {"do": do, "model": name}, timeout)
+        asked = asyncio.get_running_loop().run_in_executor(self._changes, work)
+        self._changing += 1
+        asked.add_done_callback(self._changed)
         try:
-            await asyncio.to_thread(ask, settings.supervisor, order, settings.request_timeout)
+            # The order goes on, and takes its place, when its client has gone.
+            await asyncio.shield(asked)
         except ServerError as error:
             raise ApiError(503, str(error), param="model", code="model_not_loaded") from None
-        return _json(await self._model(name, await self._loadable(name)))
+
+    def _changed(self, asked: asyncio.Future[Any]) -> None:
+        self._changing -= 1
+        if not asked.cancelled():
+            asked.exception()
 
     async def tokenize(self, request: Request, key: Key | None) -> Response:
         """Return the tokens of a text or a conversation, in vLLM's format."""

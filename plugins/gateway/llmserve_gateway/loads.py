@@ -17,6 +17,7 @@ from llmserve_gateway.reply import Reply
 
 _COMMENT_EVERY = 10.0
 """Seconds between comments in a stream that waits: proxies give up one that is silent for long."""
+_LONGEST_NAME = 255
 
 
 class Loads:
@@ -46,6 +47,10 @@ class Loads:
         Nothing is held if ``serve`` does not offer it. The request is refused if the model is not
         loaded within ``seconds``; a ``reply`` that is a stream may have ``comments`` until then.
         """
+        if len(model) > _LONGEST_NAME:
+            # No folder has such a name; an order of serve is one line.
+            yield False
+            return
         async with AsyncExitStack() as stack:
             wait = _Wait(self, model, reply, comments=comments)
             with suppress(ModelNotReadyError):

@@ -300,6 +300,36 @@ def test_who_may_loads_and_unloads(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_orders_that_take_long_hold_up_nobody_else(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "b")
+        serve.gate.clear()
+        async with front(serve, tmp_path) as (client, _):
+            orders = [
+                asyncio.ensure_future(client.post("/models/load", json={"model": "a"}))
+                for _ in range(40)
+            ]
+            done, _ = await asyncio.wait(orders, return_when=asyncio.FIRST_COMPLETED)
+            assert {order.result().status_code for order in done} == {429}
+            # It asks `serve` too.
+            answer = await asyncio.wait_for(client.get("/v1/models/b"), 5)
+            assert answer.status_code == 200
+            serve.gate.set()
+            statuses = [answer.status_code for answer in await asyncio.gather(*orders)]
+            assert (statuses.count(200), statuses.count(429)) == (4, 36)
+
+    asyncio.run(go())
+
+
+def test_a_name_that_no_folder_can_have_is_not_looked_for(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with front(Serve("a"), tmp_path) as (client, _):
+            answer = await asyncio.wait_for(chat(client, "x" * 70_000), 2)
+            assert answer.status_code == 404
+
+    asyncio.run(go())
+
+
 def test_a_triton_that_was_restarted_is_reached_by_a_new_connection(tmp_path: Path) -> None:
     async def go() -> None:
         serve, connections = Serve("a"), list[int]()
