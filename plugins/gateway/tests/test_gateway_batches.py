@@ -607,6 +607,24 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert not [path for path in tmp_path.rglob("*.part")]
 
 
+def test_to_look_at_the_head_of_an_answer_changes_nothing(tmp_path: Path) -> None:
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=("x", b"x"), purpose="batch")
+        wanted = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        http = client._client
+        for path in ("files", f"files/{file.id}", f"files/{file.id}/content", "batches"):
+            url = f"http://gateway/v1/{path}"
+            assert (await http.request("HEAD", url, json=wanted)).status_code == 200
+        assert (await client.files.retrieve(file.id)).id == file.id
+        assert (await client.batches.list()).data == []
+
+    run(Model(), settings_of(tmp_path), work)
+
+
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

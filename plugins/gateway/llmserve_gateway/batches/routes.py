@@ -78,7 +78,8 @@ class BatchRoutes:
 
     async def file(self, request: Request, key: Key | None) -> Response:
         file = self.folder.file(_owner(key), request.path_params["id"])
-        if request.method == "GET":
+        if request.method != "DELETE":
+            # A route of GET answers HEAD too.
             return _json(file.as_json())
         if self.runner.is_read(file):
             what = "a batch that is not finished reads this file: cancel it first"
@@ -96,7 +97,7 @@ class BatchRoutes:
     async def batches(self, request: Request, key: Key | None) -> Response:
         folder, owner = self.folder, _owner(key)
         found = [batch for batch in folder.batches.values() if batch.owner == owner]
-        if request.method == "GET":
+        if request.method != "POST":
             for batch in found:
                 self.runner.count(batch)
             return _page(request.query_params, found, _BATCHES)
