@@ -7,11 +7,13 @@ import errno
 import json
 import os
 import stat
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,7 @@ from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.records import Batch
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
@@ -621,6 +624,37 @@ def test_to_look_at_the_head_of_an_answer_changes_nothing(tmp_path: Path) -> Non
             assert (await http.request("HEAD", url, json=wanted)).status_code == 200
         assert (await client.files.retrieve(file.id)).id == file.id
         assert (await client.batches.list()).data == []
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_a_batch_counts_and_holds_its_file_while_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_UNFINISHED", 2)
+    go_on, save = threading.Event(), Folder.save
+
+    def held(folder: Folder, record: Any) -> None:
+        if isinstance(record, Batch):
+            go_on.wait(5)
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", held)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=("x", content_of([line("1")])), purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = [
+            asyncio.ensure_future(make(input_file_id=file.id, endpoint="/v1/completions"))
+            for _ in range(6)
+        ]
+        await until(lambda: sum(task.done() for task in made) >= 4)
+        with pytest.raises(openai.BadRequestError, match="is not finished reads this file"):
+            await client.files.delete(file.id)
+        go_on.set()
+        found = await asyncio.gather(*made, return_exceptions=True)
+        refused = [error for error in found if isinstance(error, openai.RateLimitError)]
+        assert (len(refused), len((await client.batches.list()).data)) == (4, 2)
 
     run(Model(), settings_of(tmp_path), work)
 

@@ -65,6 +65,20 @@ class Runner:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def add(self, batch: Batch) -> None:
+        """Begin a new batch; it counts, and needs its file, while it is being saved too."""
+        self.folder.add(batch)
+        try:
+            await in_thread(self.folder.save, batch)
+        except OSError:
+            self.folder.forget(batch)
+            raise
+        self.begin(batch)
+
+    async def delete(self, record: StoredFile | Batch) -> None:
+        self.folder.forget(record)
+        await in_thread(self.folder.delete, record)
+
     def begin(self, batch: Batch) -> None:
         """Begin a batch, or continue one."""
         self._stops[batch.id] = asyncio.Event()
@@ -77,8 +91,9 @@ class Runner:
     async def cancel(self, batch: Batch) -> None:
         if batch.status in ("validating", "in_progress"):
             batch.become("cancelling", time.time())
+            if (stop := self._stops.get(batch.id)) is not None:
+                stop.set()
             await in_thread(self.folder.save, batch)
-            self._stops[batch.id].set()
 
     def count(self, batch: Batch) -> None:
         """Bring the numbers of a batch up to date."""
@@ -160,31 +175,29 @@ class Runner:
         elif batch.status == "in_progress":
             await self._become(batch, "finalizing")
         job.count()
-        batch.has_output, batch.has_errors = await in_thread(self._save_results, job)
+        saved = await in_thread(self._save_results, job)
+        for file in saved:
+            self.folder.add(file)
+        batch.has_output, batch.has_errors = (
+            any(file.id == name for file in saved) for name in batch.result_ids
+        )
         await self._become(batch, final)
         with suppress(FileNotFoundError):
             self.folder.answers(batch).unlink()
 
-    def _save_results(self, job: Job) -> tuple[bool, bool]:
-        """Return whether there are any answers, and whether there are any errors."""
+    def _save_results(self, job: Job) -> list[StoredFile]:
+        """Return the files of the answers and of the errors, as far as there are any."""
         batch, now = job.batch, int(time.time())
         expiry = None if batch.keep_seconds is None else now + batch.keep_seconds
-
-        def save(name: str, path: Any, *, failed: bool) -> bool:
-            if not job.answers.save(path, failed=failed):
-                return False
-            filename = f"{batch.id}_{'error' if failed else 'output'}.jsonl"
-            size = path.stat().st_size
-            self.folder.save(
-                StoredFile(name, batch.owner, filename, size, "batch_output", now, expiry)
-            )
-            return True
-
-        output, errors = self.folder.results(batch)
-        return (
-            save(batch.output_id, output, failed=False),
-            save(batch.error_id, errors, failed=True),
-        )
+        saved = []
+        for path, kind in zip(self.folder.results(batch), ("output", "error"), strict=True):
+            if job.answers.save(path, failed=kind == "error"):
+                name, size = f"{batch.id}_{kind}.jsonl", path.stat().st_size
+                saved.append(
+                    StoredFile(path.name, batch.owner, name, size, "batch_output", now, expiry)
+                )
+                self.folder.save(saved[-1])
+        return saved
 
     async def _fail(self, batch: Batch, message: str, line: int | None = None) -> None:
         found = {"code": "invalid_request", "line": line, "message": message, "param": None}
@@ -202,7 +215,7 @@ class Runner:
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
                     try:
-                        await in_thread(self.folder.delete, file)
+                        await self.delete(file)
                     except OSError as error:
                         log.error("%s cannot be deleted: %s", file.id, error)
             await asyncio.sleep(_FILES_PERIOD)
