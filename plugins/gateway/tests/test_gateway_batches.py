@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import Completion, Computed, ModelInfo
+from llmserve.client import BatchRequests, Completion, Computed, ModelInfo
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
@@ -657,6 +657,49 @@ def test_a_batch_counts_and_holds_its_file_while_it_is_saved(
         assert (len(refused), len((await client.batches.list()).data)) == (4, 2)
 
     run(Model(), settings_of(tmp_path), work)
+
+
+def test_few_batches_are_in_memory_however_many_begin_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    most = Counter[str]()
+
+    class Opened(BatchRequests):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            most["now"] += 1
+            most["ever"] = max(most["ever"], most["now"])
+            time.sleep(0.02)
+            super().__init__(*args, **options)
+
+        def close(self) -> None:
+            most["now"] -= 1
+            super().close()
+
+    monkeypatch.setattr(runner, "BatchRequests", Opened)
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(
+            file=("x", content_of([line("1", "wait")])), purpose="batch"
+        )
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = await asyncio.gather(
+            *(make(input_file_id=file.id, endpoint="/v1/completions") for _ in range(7))
+        )
+        await until(lambda: model.asked["wait"] == 2)
+        # One that is cancelled ends without waiting for those that run.
+        waiting = [b for b in made if (await client.batches.retrieve(b.id)).status == "validating"]
+        assert len(waiting) == 5
+        await client.batches.cancel(waiting[0].id)
+        assert (await ended(client, waiting[0])).status == "cancelled"
+        assert most["ever"] <= 2 + 1
+        model.gate.set()
+        ends = [(await ended(client, batch)).status for batch in made]
+        assert Counter(ends) == {"completed": 6, "cancelled": 1}
+        assert most["ever"] <= 2 + 1
+
+    run(model, settings_of(tmp_path), work)
 
 
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(

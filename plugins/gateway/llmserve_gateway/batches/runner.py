@@ -43,6 +43,8 @@ class Runner:
         self._lines: Lines | None = None
         self._jobs: dict[str, Job] = {}
         self._stops: dict[str, asyncio.Event] = {}
+        self._open: list[Batch] = []
+        """Those that have a place in memory."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -106,8 +108,10 @@ class Runner:
         return any(b.input_file_id == file.id and b.is_unfinished for b in batches)
 
     async def _run(self, batch: Batch) -> None:
-        await self._wait_for_place(batch)
         while batch.is_unfinished:
+            await self._wait_for_place(batch)
+            # Nothing is waited for between these two, or others would see the same place.
+            self._open.append(batch)
             try:
                 await self._answer(batch)
             except BatchFileError as error:
@@ -116,17 +120,24 @@ class Runner:
                 log.error("batch %s: %s", batch.id, error)
                 if time.time() >= batch.expires_at:
                     await self._fail(batch, "the gateway cannot use its files: see its log")
-                else:
-                    await asyncio.sleep(_PAUSE)
+            finally:
+                self._open.remove(batch)
+            if batch.is_unfinished:
+                await asyncio.sleep(_PAUSE)
 
     async def _wait_for_place(self, batch: Batch) -> None:
-        """Wait until there is room in memory, or the batch is over before."""
+        """Wait until there is room in memory."""
         stop = self._stops[batch.id]
-        while not stop.is_set() and time.time() < batch.expires_at:
-            owners = [job.batch.owner for job in self._jobs.values()]
-            if len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE:
-                return
-            await any_of(stop, seconds=_PERIOD)
+        while not self._has_place(batch, is_over=stop.is_set() or time.time() >= batch.expires_at):
+            # A batch that is to end looks again a while later: its event stays set.
+            await (asyncio.sleep(_PERIOD) if stop.is_set() else any_of(stop, seconds=_PERIOD))
+
+    def _has_place(self, batch: Batch, *, is_over: bool) -> bool:
+        if is_over:
+            # It needs its place for moments only: it waits for none that is being answered.
+            return len(self._open) < 2 * _OPEN
+        owners = [other.owner for other in self._open]
+        return len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
 
     async def _answer(self, batch: Batch) -> None:
         assert self._lines is not None  # noqa: S101
