@@ -36,7 +36,7 @@ from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
-from llmserve_gateway.batches.records import Batch
+from llmserve_gateway.batches.records import Batch, StoredFile
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
@@ -730,6 +730,39 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.parametrize(("days", "status"), [(1.5, "completed"), (2.5, "failed")])
+def test_a_disk_that_is_full_at_the_end_costs_no_answers_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, status: str
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    tries, save, is_full = Counter[str](), Folder.save, threading.Event()
+    is_full.set()
+
+    def full(folder: Folder, record: Any) -> None:
+        if isinstance(record, StoredFile) and record.purpose == "batch_output" and is_full.is_set():
+            tries[record.owner] += 1
+            raise OSError(errno.ENOSPC, "full")
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", full)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1")])
+        await until(lambda: tries.total() > 0)
+        now, seen = time.time(), tries.total()
+        monkeypatch.setattr(runner, "time", SimpleNamespace(time=lambda: now + days * 86400))
+        if status == "completed":
+            await until(lambda: tries.total() > seen + 1)
+            is_full.clear()
+        batch = await ended(client, batch)
+        assert batch.status == status
+        found = await results(client, batch.output_file_id)
+        assert [*found] == (["1"] if status == "completed" else [])
+
+    run(Model(), settings_of(tmp_path), work)
+    assert not [*tmp_path.rglob("*.answers")]
+
+
 def test_a_file_is_deleted_when_its_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -818,10 +851,18 @@ def test_what_an_interruption_has_left_is_removed_and_what_is_damaged_stays(tmp_
     damaged.with_suffix(".json").write_bytes(b"{")
     (of / ("file-" + "1" * 32)).touch()
     (of / "notes.txt").touch()
+    ids = [f"batch_{digit * 32}" for digit in "0123"]
+    for name_of_batch in ids:
+        (of / f"{name_of_batch}.answers").touch()
+    over = Batch(ids[0], "everyone", "/v1/completions", "file-x", "24h", 0, 9, "file-y", "file-z")
+    folder.save(replace(over, status="completed"))
+    folder.save(replace(over, id=ids[1]))
+    (of / f"{ids[2]}.json").write_bytes(b"{")
     folder.close()
     Folder(tmp_path / "b").close()
     assert {path.name for path in of.iterdir()} == {
-        damaged.name, f"{damaged.name}.json", "notes.txt",
+        damaged.name, f"{damaged.name}.json", "notes.txt", f"{ids[0]}.json",
+        f"{ids[1]}.json", f"{ids[1]}.answers", f"{ids[2]}.json", f"{ids[2]}.answers",
     }  # fmt: skip
     assert not list(of.glob(f"{name}*"))
 

@@ -26,6 +26,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OWNER = re.compile(rf"{EVERYONE}|[0-9a-f]{{64}}")
 _RECORD = re.compile(r"(file-|batch_)[0-9a-f]{32}\.json")
 _DATA = re.compile(r"file-[0-9a-f]{32}")
+_ANSWERS = re.compile(r"(batch_[0-9a-f]{32})\.answers")
 _PARTIAL, _HIDDEN = ".part", ".file-"
 
 
@@ -162,7 +163,10 @@ class Folder:
         known = {path.stem for path in paths if path.suffix == ".json"}
         known |= {name for b in self.batches.values() if b.is_unfinished for name in b.result_ids}
         for path in paths:
-            is_lost = _DATA.fullmatch(path.name) and path.name not in known
+            is_lost = bool(_DATA.fullmatch(path.name)) and path.name not in known
+            if match := _ANSWERS.fullmatch(path.name):
+                batch = self.batches.get(match[1])
+                is_lost = match[1] not in known if batch is None else not batch.is_unfinished
             # What an interrupted upload has left, or a batch that was to have its results.
             if is_lost or path.name.endswith(_PARTIAL) or path.name.startswith(_HIDDEN):
                 path.unlink()

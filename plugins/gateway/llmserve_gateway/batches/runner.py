@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
@@ -31,6 +31,8 @@ _OPEN, _OPEN_OF_ONE = 8, 2
 _PERIOD, _FILES_PERIOD = 0.25, 5.0
 _PAUSE = 30.0
 """Until a batch is tried again whose files cannot be read or written."""
+_GRACE = 86400.0
+"""For so many seconds after its time it is tried again: it has answers that were paid for."""
 
 
 class Runner:
@@ -118,7 +120,7 @@ class Runner:
                 await self._fail(batch, f"{error.what}: {error.hint}", error.line)
             except (LLMServeError, ApiError, OSError) as error:
                 log.error("batch %s: %s", batch.id, error)
-                if time.time() >= batch.expires_at:
+                if batch.is_unfinished and time.time() >= batch.expires_at + _GRACE:
                     await self._fail(batch, "the gateway cannot use its files: see its log")
             finally:
                 self._open.remove(batch)
@@ -192,9 +194,7 @@ class Runner:
         batch.has_output, batch.has_errors = (
             any(file.id == name for file in saved) for name in batch.result_ids
         )
-        await self._become(batch, final)
-        with suppress(FileNotFoundError):
-            self.folder.answers(batch).unlink()
+        await self._end(batch, final)
 
     def _save_results(self, job: Job) -> list[StoredFile]:
         """Return the files of the answers and of the errors, as far as there are any."""
@@ -213,7 +213,15 @@ class Runner:
     async def _fail(self, batch: Batch, message: str, line: int | None = None) -> None:
         found = {"code": "invalid_request", "line": line, "message": message, "param": None}
         batch.errors = [found]
-        await self._become(batch, "failed")
+        try:
+            await self._end(batch, "failed")
+        except OSError as error:
+            # The next start finds it as it was before.
+            log.error("batch %s: %s", batch.id, error)
+
+    async def _end(self, batch: Batch, status: str) -> None:
+        await self._become(batch, status)
+        await in_thread(self.folder.answers(batch).unlink, missing_ok=True)
 
     async def _become(self, batch: Batch, status: str) -> None:
         batch.become(status, time.time())
