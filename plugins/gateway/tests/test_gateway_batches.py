@@ -7,11 +7,13 @@ import errno
 import json
 import os
 import stat
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,7 +37,7 @@ from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job, Line
-from llmserve_gateway.batches.records import Batch
+from llmserve_gateway.batches.records import Batch, StoredFile
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
@@ -771,6 +773,98 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert not [path for path in tmp_path.rglob("*.part")]
 
 
+def test_to_look_at_the_head_of_an_answer_changes_nothing(tmp_path: Path) -> None:
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=("x", b"x"), purpose="batch")
+        wanted = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        http = client._client
+        for path in ("files", f"files/{file.id}", f"files/{file.id}/content", "batches"):
+            url = f"http://gateway/v1/{path}"
+            assert (await http.request("HEAD", url, json=wanted)).status_code == 200
+        assert (await client.files.retrieve(file.id)).id == file.id
+        assert (await client.batches.list()).data == []
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_a_batch_counts_and_holds_its_file_while_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_UNFINISHED", 2)
+    go_on, save = threading.Event(), Folder.save
+
+    def held(folder: Folder, record: Any) -> None:
+        if isinstance(record, Batch):
+            go_on.wait(5)
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", held)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=("x", content_of([line("1")])), purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = [
+            asyncio.ensure_future(make(input_file_id=file.id, endpoint="/v1/completions"))
+            for _ in range(6)
+        ]
+        await until(lambda: sum(task.done() for task in made) >= 4)
+        with pytest.raises(openai.BadRequestError, match="is not finished reads this file"):
+            await client.files.delete(file.id)
+        go_on.set()
+        found = await asyncio.gather(*made, return_exceptions=True)
+        refused = [error for error in found if isinstance(error, openai.RateLimitError)]
+        assert (len(refused), len((await client.batches.list()).data)) == (4, 2)
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_few_batches_are_in_memory_however_many_begin_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    most = Counter[str]()
+
+    class Opened(BatchRequests):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            most["now"] += 1
+            most["ever"] = max(most["ever"], most["now"])
+            time.sleep(0.02)
+            super().__init__(*args, **options)
+
+        def close(self) -> None:
+            most["now"] -= 1
+            super().close()
+
+    monkeypatch.setattr(runner, "BatchRequests", Opened)
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(
+            file=("x", content_of([line("1", "wait")])), purpose="batch"
+        )
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = await asyncio.gather(
+            *(make(input_file_id=file.id, endpoint="/v1/completions") for _ in range(7))
+        )
+        await until(lambda: model.asked["wait"] == 2)
+        # One that is cancelled ends without waiting for those that run.
+        waiting = [b for b in made if (await client.batches.retrieve(b.id)).status == "validating"]
+        assert len(waiting) == 5
+        await client.batches.cancel(waiting[0].id)
+        assert (await ended(client, waiting[0])).status == "cancelled"
+        assert most["ever"] <= 2 + 1
+        model.gate.set()
+        ends = [(await ended(client, batch)).status for batch in made]
+        assert Counter(ends) == {"completed": 6, "cancelled": 1}
+        assert most["ever"] <= 2 + 1
+
+    run(model, settings_of(tmp_path), work)
+
+
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -797,6 +891,39 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
 
     run(model, settings_of(tmp_path), work)
     assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(("days", "status"), [(1.5, "completed"), (2.5, "failed")])
+def test_a_disk_that_is_full_at_the_end_costs_no_answers_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, status: str
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    tries, save, is_full = Counter[str](), Folder.save, threading.Event()
+    is_full.set()
+
+    def full(folder: Folder, record: Any) -> None:
+        if isinstance(record, StoredFile) and record.purpose == "batch_output" and is_full.is_set():
+            tries[record.owner] += 1
+            raise OSError(errno.ENOSPC, "full")
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", full)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1")])
+        await until(lambda: tries.total() > 0)
+        now, seen = time.time(), tries.total()
+        monkeypatch.setattr(runner, "time", SimpleNamespace(time=lambda: now + days * 86400))
+        if status == "completed":
+            await until(lambda: tries.total() > seen + 1)
+            is_full.clear()
+        batch = await ended(client, batch)
+        assert batch.status == status
+        found = await results(client, batch.output_file_id)
+        assert [*found] == (["1"] if status == "completed" else [])
+
+    run(Model(), settings_of(tmp_path), work)
+    assert not [*tmp_path.rglob("*.answers")]
 
 
 def test_a_file_is_deleted_when_its_time_is_over(
@@ -887,10 +1014,18 @@ def test_what_an_interruption_has_left_is_removed_and_what_is_damaged_stays(tmp_
     damaged.with_suffix(".json").write_bytes(b"{")
     (of / ("file-" + "1" * 32)).touch()
     (of / "notes.txt").touch()
+    ids = [f"batch_{digit * 32}" for digit in "0123"]
+    for name_of_batch in ids:
+        (of / f"{name_of_batch}.answers").touch()
+    over = Batch(ids[0], "everyone", "/v1/completions", "file-x", "24h", 0, 9, "file-y", "file-z")
+    folder.save(replace(over, status="completed"))
+    folder.save(replace(over, id=ids[1]))
+    (of / f"{ids[2]}.json").write_bytes(b"{")
     folder.close()
     Folder(tmp_path / "b").close()
     assert {path.name for path in of.iterdir()} == {
-        damaged.name, f"{damaged.name}.json", "notes.txt",
+        damaged.name, f"{damaged.name}.json", "notes.txt", f"{ids[0]}.json",
+        f"{ids[1]}.json", f"{ids[1]}.answers", f"{ids[2]}.json", f"{ids[2]}.answers",
     }  # fmt: skip
     assert not list(of.glob(f"{name}*"))
 

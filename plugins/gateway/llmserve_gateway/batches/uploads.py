@@ -50,6 +50,7 @@ async def read_upload(
         form.end()
         file = upload.described(name, owner)
         await in_thread(folder.end_file, file, content)
+        folder.add(file)
         return file
     except asyncio.TimeoutError:
         raise ApiError(408, f"the file did not arrive within {UPLOAD_SECONDS:g} s") from None
