@@ -865,6 +865,48 @@ def test_few_batches_are_in_memory_however_many_begin_at_once(
     run(model, settings_of(tmp_path), work)
 
 
+def test_what_a_key_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MAX_FILES", 4)
+    monkeypatch.setattr(runner, "_KEPT", 2)
+    keys = tmp_path / "keys"
+    mine, other = new_key(keys, "me"), new_key(keys, "other")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        kept = await begin(foreign, [line("1")])
+        data = ("x", content_of([line("1")]))
+        file = await client.files.create(file=data, purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = []
+        for _ in range(3):
+            batch = await make(input_file_id=file.id, endpoint="/v1/completions")
+            made.append(await ended(client, batch))
+        for call in (
+            client.files.create(file=data, purpose="batch"),
+            make(input_file_id=file.id, endpoint="/v1/completions"),
+        ):
+            with pytest.raises(openai.APIStatusError, match="has 4 files: delete some") as refusal:
+                await call
+            assert (refusal.value.status_code, refusal.value.code) == (413, "storage_full")
+        # Of batches that are over, the oldest makes room; its results are files of their own.
+        await until(lambda: not [*tmp_path.rglob("*.answers")])
+        await client.files.delete(made[1].output_file_id)
+        await ended(client, await make(input_file_id=file.id, endpoint="/v1/completions"))
+        assert {b.id for b in (await client.batches.list()).data} > {made[1].id, made[2].id}
+        with pytest.raises(openai.NotFoundError):
+            await client.batches.retrieve(made[0].id)
+        assert (await results(client, made[0].output_file_id)).keys() == {"1"}
+        await client.files.delete(made[2].output_file_id)
+        monkeypatch.setattr(uploads, "MAX_STORED", file.bytes)
+        with pytest.raises(openai.APIStatusError, match="would be over"):
+            await make(input_file_id=file.id, endpoint="/v1/completions")
+        assert (await ended(foreign, kept)).status == "completed"
+
+    run(Model(), settings_of(tmp_path, keys=keys), work, key=mine)
+    # Three of this key, and one of the other.
+    assert len([*tmp_path.rglob("batch_*.json")]) == 3 + 1
+
+
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

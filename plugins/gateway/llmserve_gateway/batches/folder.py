@@ -94,9 +94,11 @@ class Folder:
         found: dict[str, Any] = self.batches if isinstance(record, Batch) else self.files
         found.pop(record.id, None)
 
-    def used(self, owner: str) -> int:
-        """Return how many bytes the files of a key have."""
-        return sum(file.bytes for file in self.files.values() if file.owner == owner)
+    def files_of(self, owner: str) -> list[StoredFile]:
+        return [file for file in self.files.values() if file.owner == owner]
+
+    def batches_of(self, owner: str) -> list[Batch]:
+        return [batch for batch in self.batches.values() if batch.owner == owner]
 
     def data(self, file: StoredFile) -> Path:
         return self._of(file.owner) / file.id

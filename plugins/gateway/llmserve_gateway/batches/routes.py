@@ -20,7 +20,7 @@ from llmserve_gateway.batches.records import (
     read_window,
 )
 from llmserve_gateway.batches.runner import Runner
-from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload
+from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload, room_left
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.connections import note_upload
 from llmserve_gateway.errors import ApiError, bad_request
@@ -60,7 +60,7 @@ class BatchRoutes:
         if request.method == "POST":
             return _json((await self._upload(request, _owner(key))).as_json())
         purpose = request.query_params.get("purpose")
-        files = [file for file in self.folder.files.values() if file.owner == _owner(key)]
+        files = self.folder.files_of(_owner(key))
         wanted = [file for file in files if purpose in (None, file.purpose)]
         return _page(request.query_params, wanted, _FILES)
 
@@ -98,20 +98,19 @@ class BatchRoutes:
         if request.method == "POST":
             content = await read_json(request.receive, request.headers)
             return _json((await self._begin(content, owner)).as_json())
-        found = self._batches(owner)
+        found = self.folder.batches_of(owner)
         for batch in found:
             runner.count(batch)
         return _page(request.query_params, found, _BATCHES)
 
-    def _batches(self, owner: str) -> list[Batch]:
-        return [batch for batch in self.folder.batches.values() if batch.owner == owner]
-
     async def _begin(self, content: Mapping[str, Any], owner: str) -> Batch:
         batch = self._new_batch(content, owner)
-        if sum(batch.is_unfinished for batch in self._batches(owner)) >= MAX_UNFINISHED:
+        if sum(batch.is_unfinished for batch in self.folder.batches_of(owner)) >= MAX_UNFINISHED:
             what = f"{MAX_UNFINISHED} batches of this key are not finished: wait for one of them"
             headers = {"x-should-retry": "false"}
             raise ApiError(429, what, code="too_many_batches", headers=headers)
+        # Its results will be files of the key too.
+        room_left(self.folder, owner)
         await self.runner.add(batch)
         return batch
 

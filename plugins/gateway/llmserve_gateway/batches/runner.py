@@ -28,6 +28,8 @@ MAX_REQUESTS = 50_000
 """The requests of a batch."""
 _OPEN, _OPEN_OF_ONE = 8, 2
 """How many batches are in memory: of all keys together, and of one."""
+_KEPT = 1000
+"""How many batches of one key are remembered that are over; their results are files."""
 _PERIOD, _FILES_PERIOD = 0.25, 5.0
 _PAUSE = 30.0
 """Until a batch is tried again whose files cannot be read or written."""
@@ -78,6 +80,11 @@ class Runner:
             self.folder.forget(batch)
             raise
         self.begin(batch)
+        batches = self.folder.batches_of(batch.owner)
+        # One that still has its event is being saved.
+        over = [b for b in batches if not b.is_unfinished and b.id not in self._stops]
+        for old in sorted(over, key=lambda b: b.created_at)[:-_KEPT]:
+            await self._drop(old)
 
     async def delete(self, record: StoredFile | Batch) -> None:
         self.folder.forget(record)
@@ -91,6 +98,7 @@ class Runner:
         task = asyncio.ensure_future(self._run(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._stops.pop(batch.id, None))
 
     async def cancel(self, batch: Batch) -> None:
         if batch.status in ("validating", "in_progress"):
@@ -106,7 +114,7 @@ class Runner:
 
     def is_read(self, file: StoredFile) -> bool:
         """Return whether a batch still reads a file."""
-        batches = self.folder.batches.values()
+        batches = self.folder.batches_of(file.owner)
         return any(b.input_file_id == file.id and b.is_unfinished for b in batches)
 
     async def _run(self, batch: Batch) -> None:
@@ -233,11 +241,14 @@ class Runner:
             for file in [*self.folder.files.values()]:
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
-                    try:
-                        await self.delete(file)
-                    except OSError as error:
-                        log.error("%s cannot be deleted: %s", file.id, error)
+                    await self._drop(file)
             await asyncio.sleep(_FILES_PERIOD)
+
+    async def _drop(self, record: StoredFile | Batch) -> None:
+        try:
+            await self.delete(record)
+        except OSError as error:
+            log.error("%s cannot be deleted: %s", record.id, error)
 
 
 async def any_of(*events: asyncio.Event, seconds: float | None) -> None:
