@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,8 @@ class Limits:
     together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
     A request for N answers counts as N requests.
 
-    ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others.
+    ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others. They
+    never have more than half of the slots.
     """
 
     max_requests: int = 256
@@ -51,6 +52,9 @@ class Admission:
         self.idle_since: float | None = 0.0
         """When the last request ended that is not of a batch, if none runs or waits."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._turn_of_batches = asyncio.Lock()
+        self._released = asyncio.Event()
+        """Set when batches may have room again."""
 
     @property
     def waiting(self) -> int:
@@ -87,10 +91,17 @@ class Admission:
             if not self.running and not self._waiting:
                 self.idle_since = asyncio.get_running_loop().time()
 
-    @contextmanager
-    def admit_beside(self, slots: int) -> Iterator[None]:
-        """Hold slots of a batch, which has asked itself whether there is room."""
-        self.beside += slots
+    @asynccontextmanager
+    async def admit_beside(self, answers: int) -> AsyncIterator[None]:
+        """Hold a slot of a batch for each answer: at most half of all, the others stay free."""
+        most = max(1, self.limits.max_requests // 2)
+        slots = min(answers, most)
+        async with self._turn_of_batches:
+            # Whoever waits for slots gets those of batches as they end, but for one of these.
+            while self.beside and (self.beside + slots > most or self._waiting):
+                self._released.clear()
+                await self._released.wait()
+            self.beside += slots
         try:
             yield
         finally:
@@ -140,6 +151,7 @@ class Admission:
             if not turn.done():
                 self.running += wanted
                 turn.set_result(None)
+        self._released.set()
 
 
 def _time_out(turn: asyncio.Future[None], seconds: float) -> None:

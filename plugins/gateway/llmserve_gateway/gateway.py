@@ -274,9 +274,8 @@ class Gateway:
         if self.loads is None:
             yield
             return
-        if key and self.keys:
-            # Who is over its limits has nothing loaded.
-            self.keys.check(key, request.estimated_tokens)
+        # Who is over its limits has nothing loaded.
+        self._charge(key, request.estimated_tokens, take=False)
         comments = request.stream and reply is not None
         hold = self.loads.hold(request.model, timeout, reply, comments=comments)
         async with hold as waited:
@@ -306,16 +305,24 @@ class Gateway:
         is_known = self.catalog.is_observed(request.model)
         if is_known and tokens > _MANY_TOKENS:
             await check_fits(request, self.catalog)
-        if key and self.keys:
-            self.keys.charge(key, tokens)
         if isinstance(key, BatchKey):
-            with self.admission.admit_beside(request.answer_count):
+            async with self.admission.admit_beside(request.answer_count):
+                self._charge(key, tokens)
                 yield
             return
+        self._charge(key, tokens)
         # All names that are no models share the limit of one.
         model = request.model if is_known else ""
         async with self.admission.admit(model, tokens, request.answer_count, timeout):
             yield
+
+    def _charge(self, key: Key | None, tokens: int, *, take: bool = True) -> None:
+        """Count a request against the limits of its key, but a line of a batch only once."""
+        if not key or not self.keys or (isinstance(key, BatchKey) and key.is_charged):
+            return
+        self.keys.charge(key, tokens, take=take)
+        if isinstance(key, BatchKey):
+            key.is_charged = take
 
     async def answer(self, scope: Any, receive: Receive, send: Send, dialect: AnyDialect) -> None:
         """Respond to one request, and record its outcome."""
@@ -375,7 +382,8 @@ class Gateway:
             self.admit(key, request, timeout),
         ):
             record.admitted = time.perf_counter()
-            if timeout is not None:
+            # Lines of batches wait for each other, which takes nothing of their time.
+            if timeout is not None and not isinstance(key, BatchKey):
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name

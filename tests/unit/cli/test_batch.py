@@ -429,6 +429,32 @@ def test_an_output_that_is_cut_off_anywhere_is_continued(
     assert (folder / "out").read_bytes() == whole
 
 
+BODY_TEXT = st.text(st.sampled_from('a\\"\n\r\x85\u2028\u2029\u732b'), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=BODY_TEXT,
+    indent=st.sampled_from([None, 1]),
+    name=st.sampled_from(["1", '"body": null', '\\"body": null']),
+)
+def test_a_body_that_is_not_parsed_is_in_its_line_as_it_was(
+    text: str, indent: int | None, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("out")
+    body = json.dumps({"text": text, text: None}, ensure_ascii=False, indent=indent).encode()
+    requests = BatchRequests(write(folder / "in", [request(name)]))
+    with open_answers(folder / "out", requests) as answers:
+        answers.append(answer_line(name, status=200), body)
+    with open_answers(folder / "out", requests) as answers:
+        assert (name in answers, answers.failed) == (True, 0)
+    requests.close()
+    (line,) = (folder / "out").read_text(encoding="utf-8").splitlines()
+    found = json.loads(line)
+    assert found["custom_id"] == name
+    assert found["response"]["body"] == {"text": text, text: None}
+
+
 def test_a_disk_that_is_full_leaves_no_part_of_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ import logging
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +26,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OWNER = re.compile(rf"{EVERYONE}|[0-9a-f]{{64}}")
 _RECORD = re.compile(r"(file-|batch_)[0-9a-f]{32}\.json")
 _DATA = re.compile(r"file-[0-9a-f]{32}")
+_ANSWERS = re.compile(r"(batch_[0-9a-f]{32})\.answers")
 _PARTIAL, _HIDDEN = ".part", ".file-"
 
 
@@ -47,13 +48,18 @@ def check_folder(path: Path) -> None:
 
 
 class Folder:
-    """Files and batches by their ids; one gateway at a time has it."""
+    """Files and batches by their ids; one gateway at a time has it.
+
+    What is found by its id is changed on the event loop alone; what writes to the disk may run in
+    a thread.
+    """
 
     def __init__(self, path: Path) -> None:
         check_folder(path)
         self._path = path
         self.files: dict[str, StoredFile] = {}
         self.batches: dict[str, Batch] = {}
+        self._saving = threading.Lock()
         self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,9 +84,21 @@ class Folder:
             raise ApiError(404, f"there is no batch {name[:80]!r}", code="not_found")
         return found
 
-    def used(self, owner: str) -> int:
-        """Return how many bytes the files of a key have."""
-        return sum(file.bytes for file in self.files.values() if file.owner == owner)
+    def add(self, record: StoredFile | Batch) -> None:
+        if isinstance(record, Batch):
+            self.batches[record.id] = record
+        else:
+            self.files[record.id] = record
+
+    def forget(self, record: StoredFile | Batch) -> None:
+        found: dict[str, Any] = self.batches if isinstance(record, Batch) else self.files
+        found.pop(record.id, None)
+
+    def files_of(self, owner: str) -> list[StoredFile]:
+        return [file for file in self.files.values() if file.owner == owner]
+
+    def batches_of(self, owner: str) -> list[Batch]:
+        return [batch for batch in self.batches.values() if batch.owner == owner]
 
     def data(self, file: StoredFile) -> Path:
         return self._of(file.owner) / file.id
@@ -101,8 +119,7 @@ class Folder:
         return name, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
     def drop_partial(self, owner: str, name: str) -> None:
-        with suppress(FileNotFoundError):
-            (self._of(owner) / (name + _PARTIAL)).unlink()
+        (self._of(owner) / (name + _PARTIAL)).unlink(missing_ok=True)
 
     def end_file(self, file: StoredFile, content: BinaryIO) -> None:
         """Keep a file whose content is written."""
@@ -115,27 +132,20 @@ class Folder:
     def save(self, record: StoredFile | Batch) -> None:
         path = self._of(record.owner) / f"{record.id}.json"
         partial = path.with_name(f"{new_id(path.name + '.')}{_PARTIAL}")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(json.dumps(asdict(record)).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        kept: dict[str, Any] = self.files if isinstance(record, StoredFile) else self.batches
-        kept[record.id] = record
+        # The last who writes has read the record last.
+        with self._saving:
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(json.dumps(asdict(record)).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
 
     def delete(self, record: StoredFile | Batch) -> None:
         """Delete a file, or a batch, whose results are files of their own."""
         folder = self._of(record.owner)
-        names = [f"{record.id}.json"]
-        if isinstance(record, StoredFile):
-            self.files.pop(record.id, None)
-            names.append(record.id)
-        else:
-            self.batches.pop(record.id, None)
-            names.append(f"{record.id}.answers")
-        for name in names:
-            with suppress(FileNotFoundError):
-                (folder / name).unlink()
+        content = self.answers(record) if isinstance(record, Batch) else self.data(record)
+        for path in (folder / f"{record.id}.json", content):
+            path.unlink(missing_ok=True)
 
     def _of(self, owner: str) -> Path:
         folder = self._path / owner
@@ -155,7 +165,10 @@ class Folder:
         known = {path.stem for path in paths if path.suffix == ".json"}
         known |= {name for b in self.batches.values() if b.is_unfinished for name in b.result_ids}
         for path in paths:
-            is_lost = _DATA.fullmatch(path.name) and path.name not in known
+            is_lost = bool(_DATA.fullmatch(path.name)) and path.name not in known
+            if match := _ANSWERS.fullmatch(path.name):
+                batch = self.batches.get(match[1])
+                is_lost = match[1] not in known if batch is None else not batch.is_unfinished
             # What an interrupted upload has left, or a batch that was to have its results.
             if is_lost or path.name.endswith(_PARTIAL) or path.name.startswith(_HIDDEN):
                 path.unlink()
@@ -169,7 +182,5 @@ class Folder:
             return
         if (record.owner, f"{record.id}.json") != (owner, path.name):
             log.warning("%s is of another key or has another name, and is left out", path)
-        elif isinstance(record, Batch):
-            self.batches[record.id] = record
         else:
-            self.files[record.id] = record
+            self.add(record)

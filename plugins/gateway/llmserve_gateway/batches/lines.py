@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmserve.client import answer_line
 from llmserve.contract.failures import FAILURES
@@ -26,7 +26,7 @@ QUIET = 1.0
 """Seconds without other requests after which batches are alone; conversations have pauses."""
 ADVANCE = 10.0
 """After so many seconds without an answer, a batch has one request beside any others."""
-_DEATHS, _DELAYS = 3, 2
+_DEATHS, _DELAYS, _FAULTS = 3, 2, 3
 """After so many a line is an error."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 _BUSY = (429, 502, 503)
@@ -131,6 +131,9 @@ class Lines:
             key = self._key(line.job.batch.owner)
             if key is None:
                 self._again(line, _LONGEST_PAUSE)
+            elif line.faults >= _FAULTS:
+                error = ("server_error", "the gateway failed: see its log")
+                await self._write(line, answer_line(line.request.custom_id, error=error))
             elif line.deaths and not await self._is_ready(model):
                 # Others wait each time: it is asked for less often the longer it is away.
                 self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
@@ -143,7 +146,8 @@ class Lines:
             self._again(line, _LONGEST_PAUSE)
         except Exception:
             log.exception("batch %s, line %s", line.job.batch.id, line.request.number)
-            self._again(line, _LONGEST_PAUSE)
+            line.faults += 1
+            self._again(line, _PAUSE)
         finally:
             self._is_alone = self._is_alone and not is_alone
             line.job.changed.set()
@@ -151,17 +155,19 @@ class Lines:
 
     async def _ask(self, line: Line, key: BatchKey) -> None:
         job, request = line.job, line.request
-        body = await in_thread(job.requests.body, request)
+        body = await in_thread(_body, line)
         if job.is_stopped or not (self._is_alone or len(self._calls) < self._room()):
             # Others have come, or it was told to stop, while the body was read.
             job.put_back(line)
             return
-        call = Call(self._app, request.endpoint, json.dumps(body).encode(), key)
+        key.is_charged = line.is_charged
+        call = Call(self._app, request.endpoint, body, key)
         self._calls[call] = job
         try:
             answer = await call.answer()
         finally:
             del self._calls[call]
+            line.is_charged = key.is_charged
         if answer is None:
             job.put_back(line)
         elif await self._may_be_answered_later(line, answer):
@@ -170,15 +176,19 @@ class Lines:
         else:
             self._width = min(self._most, self._width + 1)
             self._answered = asyncio.get_running_loop().time()
+            is_answered = answer.status == 200
             content = answer_line(
                 request.custom_id,
                 status=answer.status,
                 request_id=answer.headers.get("x-request-id", ""),
-                body=answer.body,
-                error=None if answer.status == 200 else answer.error,
+                body=None if is_answered else answer.body,
+                error=None if is_answered else answer.error,
             )
-            async with job.writing:
-                await in_thread(job.answers.append, content)
+            await self._write(line, content, answer.content if is_answered else None)
+
+    async def _write(self, line: Line, content: dict[str, Any], body: bytes | None = None) -> None:
+        async with line.job.writing:
+            await in_thread(line.job.answers.append, content, body)
 
     async def _may_be_answered_later(self, line: Line, answer: Answer) -> bool:
         if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
@@ -210,7 +220,17 @@ class Lines:
 
     async def _is_loading(self, model: str) -> bool:
         """Return whether a model that is not there may come: nothing is there, or it is known."""
-        catalog = self._gateway.catalog
+        catalog, named = self._gateway.catalog, self._gateway.settings.models
+        if named and model not in named:
+            return False  # `serve` has it, and this gateway will never offer it.
         if any(report["name"] == model for report in await catalog.supervised()):
             return True
         return not (await catalog.state())["models"]
+
+
+def _body(line: Line) -> bytes:
+    """Return what to send; it is not larger than what was uploaded, which has a limit."""
+    body = line.job.requests.body(line.request)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    # As in a request of a client, it may have half of a pair.
+    return text.encode(errors="surrogatepass")

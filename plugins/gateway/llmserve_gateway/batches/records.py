@@ -87,7 +87,8 @@ class Batch:
 
     def become(self, status: str, now: float) -> None:
         self.status = status
-        self.moments[status] = int(now)
+        # A thread may be writing the ones before.
+        self.moments = {**self.moments, status: int(now)}
 
     def as_json(self) -> dict[str, Any]:
         moments = {**self.moments, "expires": self.expires_at}

@@ -20,8 +20,7 @@ from llmserve_gateway.batches.records import (
     read_window,
 )
 from llmserve_gateway.batches.runner import Runner
-from llmserve_gateway.batches.threads import in_thread
-from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload
+from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload, room_left
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.connections import note_upload
 from llmserve_gateway.errors import ApiError, bad_request
@@ -61,7 +60,7 @@ class BatchRoutes:
         if request.method == "POST":
             return _json((await self._upload(request, _owner(key))).as_json())
         purpose = request.query_params.get("purpose")
-        files = [file for file in self.folder.files.values() if file.owner == _owner(key)]
+        files = self.folder.files_of(_owner(key))
         wanted = [file for file in files if purpose in (None, file.purpose)]
         return _page(request.query_params, wanted, _FILES)
 
@@ -78,12 +77,13 @@ class BatchRoutes:
 
     async def file(self, request: Request, key: Key | None) -> Response:
         file = self.folder.file(_owner(key), request.path_params["id"])
-        if request.method == "GET":
+        if request.method != "DELETE":
+            # A route of GET answers HEAD too.
             return _json(file.as_json())
         if self.runner.is_read(file):
             what = "a batch that is not finished reads this file: cancel it first"
             raise ApiError(400, what, code="file_in_use")
-        await in_thread(self.folder.delete, file)
+        await self.runner.delete(file)
         return _json({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, request: Request, key: Key | None) -> Response:
@@ -94,20 +94,25 @@ class BatchRoutes:
         )
 
     async def batches(self, request: Request, key: Key | None) -> Response:
-        folder, owner = self.folder, _owner(key)
-        found = [batch for batch in folder.batches.values() if batch.owner == owner]
-        if request.method == "GET":
-            for batch in found:
-                self.runner.count(batch)
-            return _page(request.query_params, found, _BATCHES)
-        batch = self._new_batch(await read_json(request.receive, request.headers), owner)
-        if sum(batch.is_unfinished for batch in found) >= MAX_UNFINISHED:
+        runner, owner = self.runner, _owner(key)
+        if request.method == "POST":
+            content = await read_json(request.receive, request.headers)
+            return _json((await self._begin(content, owner)).as_json())
+        found = self.folder.batches_of(owner)
+        for batch in found:
+            runner.count(batch)
+        return _page(request.query_params, found, _BATCHES)
+
+    async def _begin(self, content: Mapping[str, Any], owner: str) -> Batch:
+        batch = self._new_batch(content, owner)
+        if sum(batch.is_unfinished for batch in self.folder.batches_of(owner)) >= MAX_UNFINISHED:
             what = f"{MAX_UNFINISHED} batches of this key are not finished: wait for one of them"
             headers = {"x-should-retry": "false"}
             raise ApiError(429, what, code="too_many_batches", headers=headers)
-        await in_thread(folder.save, batch)
-        self.runner.begin(batch)
-        return _json(batch.as_json())
+        # Its results will be files of the key too.
+        room_left(self.folder, owner)
+        await self.runner.add(batch)
+        return batch
 
     async def batch(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])

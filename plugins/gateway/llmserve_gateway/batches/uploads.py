@@ -20,6 +20,8 @@ MAX_BYTES = 200 << 20
 """The size of a file."""
 MAX_STORED = 4 << 30
 """The size of all files of a key."""
+MAX_FILES = 10_000
+"""Of a key."""
 UPLOAD_SECONDS = 600.0
 _OVERHEAD = 64 << 10
 _MAX_FIELD = 1 << 10
@@ -38,8 +40,14 @@ async def read_upload(
         if "expect" not in headers:
             await discard(receive)
         raise _too_large()
+    try:
+        left = room_left(folder, owner)
+    except ApiError:
+        if "expect" not in headers:
+            await discard(receive)
+        raise
     name, content = await in_thread(folder.begin_file, owner)
-    upload = _Upload(form, content, MAX_STORED - folder.used(owner))
+    upload = _Upload(form, content, left)
     try:
         try:
             await asyncio.wait_for(upload.read(receive), UPLOAD_SECONDS)
@@ -50,6 +58,7 @@ async def read_upload(
         form.end()
         file = upload.described(name, owner)
         await in_thread(folder.end_file, file, content)
+        folder.add(file)
         return file
     except asyncio.TimeoutError:
         raise ApiError(408, f"the file did not arrive within {UPLOAD_SECONDS:g} s") from None
@@ -59,6 +68,18 @@ async def read_upload(
         with suppress(OSError):
             content.close()
         await in_thread(folder.drop_partial, owner, name)
+
+
+def room_left(folder: Folder, owner: str) -> int:
+    """Return how many bytes a key may have more; refuse one that may have no other file."""
+    files = folder.files_of(owner)
+    if len(files) >= MAX_FILES:
+        what = f"this key has {MAX_FILES} files: delete some"
+        raise ApiError(413, what, code="storage_full")
+    left = MAX_STORED - sum(file.bytes for file in files)
+    if left <= 0:
+        raise _full()
+    return left
 
 
 class _Upload:
@@ -132,9 +153,13 @@ class _Upload:
         if self._size > MAX_BYTES:
             raise _too_large()
         if self._size > self._left:
-            what = f"the files of this key would be over {MAX_STORED >> 30} GB: delete some"
-            raise ApiError(413, what, code="storage_full")
+            raise _full()
         self._buffer += data
+
+
+def _full() -> ApiError:
+    what = f"the files of this key would be over {MAX_STORED >> 30} GB: delete some"
+    return ApiError(413, what, code="storage_full")
 
 
 def _too_large() -> ApiError:
