@@ -174,3 +174,30 @@ def test_a_user_loads_and_unloads_over_the_same_socket(tmp_path: Path) -> None:
             assert supervisor._with_demand([part]) == [part]
 
     asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_model_is_withdrawn_once_its_folder_is_gone_for_longer_than_a_build_takes(
+    tmp_path: Path,
+) -> None:
+    async def go() -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        async with serving(tmp_path / "sock", Models()) as supervisor:
+            demand = supervisor._demand
+            assert demand is not None
+            kept = SimpleNamespace(folder=tmp_path.joinpath, models={"a": None, "broken": None})
+            supervisor._keepers = [SimpleNamespace(kept=kept)]  # type: ignore[list-item]
+            (tmp_path / "a").rmdir()
+            supervisor._withdraw_gone(demand, 10.0)
+            assert demand.offered == ["a", "b", "broken"], "a build may be about to replace them"
+            (tmp_path / "a").mkdir()
+            supervisor._withdraw_gone(demand, 11.0)
+            (tmp_path / "a").rmdir()
+            supervisor._withdraw_gone(demand, 12.5)
+            supervisor._withdraw_gone(demand, 12.6)
+            assert demand.offered == ["a", "b"]
+            supervisor._withdraw_gone(demand, 15.0)
+            assert demand.offered == ["b"]
+            assert kept.models == {}
+
+    asyncio.run(asyncio.wait_for(go(), 20))
