@@ -30,7 +30,8 @@ _OPTIONS = (
         "--memory",
         type=click.FloatRange(min=0, min_open=True),
         metavar="GB",
-        help="With --on-demand: memory that all models may take (default: 90% of what is free).",
+        help="With --on-demand: memory that all models may take (default: 90% of what is free, or "
+        "no limit with --max-loaded).",
     ),
     click.option(
         "--unload-after",
