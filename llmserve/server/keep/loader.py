@@ -109,6 +109,10 @@ class ReplicaLoader:
             now = self._now.get(model.name, 0.0) + sum(now for now, _ in sizes)
             self._now[model.name] = now
 
+    async def check(self, name: str) -> None:
+        """Raise if a model's files say that it could not be loaded."""
+        await self._keepers[0].check_model(name)
+
     async def load(self, name: str) -> None:
         """Load a model everywhere, or nowhere."""
         # Read again: it may have been built anew.

@@ -180,6 +180,9 @@ class Supervisor:
             for keeper in self._keepers:
                 keeper.offer(name)
             demand.offer(name)
+        if do == "reload":
+            # The one that is loaded goes before the new one comes.
+            await self._loader.check(name)
         if do != "load":
             await demand.unload(name)
         if do != "unload":
