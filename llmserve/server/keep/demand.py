@@ -83,8 +83,6 @@ class Hold:
         """Return the state for who holds it, in another process."""
         if not self.granted.done():
             return {"place": self.place}
-        if self.granted.cancelled():
-            return {"going": True}
         if isinstance(error := self.granted.exception(), LLMServeError):
             code = getattr(error, "code", NotLoadedError.code)
             details = getattr(error, "details", {})
