@@ -428,6 +428,26 @@ def test_a_line_with_many_answers_leaves_slots_to_others(tmp_path: Path) -> None
     run(model, settings_of(tmp_path, limits=Limits(max_requests=4)), work)
 
 
+def test_a_line_leaves_its_slots_to_who_has_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "QUIET", 0.1)
+    monkeypatch.setattr(lines, "ADVANCE", float("inf"))
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [several("1", "wait", 4)])
+        await until(lambda: len(model.running) == 4)
+        await client.completions.create(model="m", prompt="live", n=2)
+        assert model.asked["wait"] == len(model.running) == 4, "it runs beside others"
+        answer = await client.completions.create(model="m", prompt="live", n=3)
+        assert len(answer.choices) == 3
+        model.gate.set()
+        assert (await ended(client, batch)).request_counts.completed == 1
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=4)), work)
+
+
 def test_lines_with_several_answers_wait_for_each_other(tmp_path: Path) -> None:
     class Timed(Model):
         least = 600.0
