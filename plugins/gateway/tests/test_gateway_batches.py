@@ -285,7 +285,7 @@ def test_one_key_never_sees_what_is_of_another(tmp_path: Path) -> None:
 def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
     keys, model = tmp_path / "keys", Model()
     mine = new_key(keys, "me")
 
@@ -306,6 +306,35 @@ def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     limits = Limits(batch_requests=1)
     run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
     assert read_keys(keys)[0].sha256 == hash_key(mine)
+
+
+def test_a_batch_whose_key_is_withdrawn_leaves_its_place_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_OPEN", 1)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    keys, model = tmp_path / "keys", Model()
+    other, mine = new_key(keys, "other"), new_key(keys, "me")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        begun = await begin(foreign, [line("1", "wait"), line("2")])
+        waiting = await begin(foreign, [line("3")])
+        await until(lambda: model.asked["wait"])
+        both = keys.read_text(encoding="utf-8")
+        left = [key for key in json.loads(both)["keys"] if key["name"] == "me"]
+        keys.write_text(json.dumps({"keys": left}), encoding="utf-8")
+        model.gate.set()
+        batch = await ended(client, await begin(client, [line("4")]))
+        assert batch.request_counts.completed == 1
+        assert model.asked == {"wait": 1, "4": 1}
+        keys.write_text(both, encoding="utf-8")
+        assert (await ended(foreign, begun)).request_counts.completed == 2
+        assert (await ended(foreign, waiting)).request_counts.completed == 1
+
+    limits = Limits(batch_requests=1)
+    run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
+    assert model.asked == {"wait": 1, "2": 1, "3": 1, "4": 1}
 
 
 def test_a_line_that_is_asked_again_costs_its_key_one_request(

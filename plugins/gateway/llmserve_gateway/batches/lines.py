@@ -145,9 +145,10 @@ class Lines:
         """Ask for one line; it is put back if that is to be done again."""
         is_alone, model = self._is_alone, line.request.model
         try:
-            key = self._key(line.job.batch.owner)
+            key = self.key_of(line.job.batch.owner)
             if key is None:
-                self._again(line, _LONGEST_PAUSE)
+                line.job.lacks_key = True
+                line.job.put_back(line)
             elif line.faults >= _FAULTS:
                 error = ("server_error", "the gateway failed: see its log")
                 await self._write(line, answer_line(line.request.custom_id, error=error))
@@ -225,7 +226,7 @@ class Lines:
         line.job.hold(line.request.model, now + seconds)
         line.job.put_back(line)
 
-    def _key(self, owner: str) -> BatchKey | None:
+    def key_of(self, owner: str) -> BatchKey | None:
         """Return the key of a batch as it is now, None if it has been withdrawn."""
         keys = self._gateway.keys
         if keys is None:

@@ -122,18 +122,20 @@ class Runner:
             await self._wait_for_place(batch)
             # Nothing is waited for between these two, or others would see the same place.
             self._open.append(batch)
+            pause = 0.0
             try:
                 await self._answer(batch)
             except BatchFileError as error:
                 await self._fail(batch, f"{error.what}: {error.hint}", error.line)
             except (LLMServeError, ApiError, OSError) as error:
                 log.error("batch %s: %s", batch.id, error)
+                pause = _PAUSE
                 if batch.is_unfinished and time.time() >= batch.expires_at + _GRACE:
                     await self._fail(batch, "the gateway cannot use its files: see its log")
             finally:
                 self._open.remove(batch)
             if batch.is_unfinished:
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(pause)
 
     async def _wait_for_place(self, batch: Batch) -> None:
         """Wait until there is room in memory."""
@@ -147,7 +149,9 @@ class Runner:
             # It needs its place for moments only: it waits for none that is being answered.
             return len(self._open) < 2 * _OPEN
         owners = [other.owner for other in self._open]
-        return len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
+        is_free = len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
+        # That of a key that was withdrawn would keep its place for nothing.
+        return is_free and self._lines is not None and self._lines.key_of(batch.owner) is not None
 
     async def _answer(self, batch: Batch) -> None:
         assert self._lines is not None  # noqa: S101
@@ -168,21 +172,25 @@ class Runner:
                 await self._become(batch, "in_progress")
             self._lines.add(job)
             try:
-                await self._wait_for(job)
+                is_over = await self._wait_for(job)
             finally:
                 await self._lines.remove(job)
                 del self._jobs[batch.id]
-            await self._finish(job)
+            if is_over:
+                await self._finish(job)
 
-    async def _wait_for(self, job: Job) -> None:
-        """Wait until a batch is done, is to be cancelled, or has no time left."""
+    async def _wait_for(self, job: Job) -> bool:
+        """Wait until a batch is done, is to be cancelled, or has no time left: not without key."""
         stop = self._stops[job.batch.id]
         while not (job.is_done or stop.is_set()):
             left = job.batch.expires_at - time.time()
             if left <= 0:
-                return
+                break
+            if job.lacks_key:
+                return False
             job.changed.clear()
             await any_of(stop, job.changed, seconds=left)
+        return True
 
     async def _finish(self, job: Job) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
