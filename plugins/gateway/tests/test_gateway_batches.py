@@ -966,11 +966,20 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
         raise OSError(errno.ENOSPC, "full")
 
     async def work(client: openai.AsyncOpenAI) -> None:
+        for where, name in ((os, "fsync"), (Folder, "save"), (Folder, "begin_file")):
+            with monkeypatch.context() as patch:
+                patch.setattr(where, name, full)
+                with pytest.raises(openai.InternalServerError) as caught:
+                    await client.files.create(file=("x", b"x"), purpose="batch")
+            assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        file = await client.files.create(file=("x", b"x"), purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             with pytest.raises(openai.InternalServerError) as caught:
-                await client.files.create(file=("x", b"x"), purpose="batch")
+                await make(input_file_id=file.id, endpoint="/v1/completions")
         assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        assert (await client.batches.list()).data == []
         batch = await begin(client, [line("1", "wait"), line("2", "wait")])
         await until(lambda: len(model.running) == 2)
         with monkeypatch.context() as patch:
@@ -982,6 +991,7 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
 
     run(model, settings_of(tmp_path), work)
     assert not list(tmp_path.rglob("*.part"))
+    assert len(list(tmp_path.rglob("file-*"))) == 2 * 3, "each file has its record"
 
 
 @pytest.mark.parametrize(("days", "status"), [(1.5, "completed"), (2.5, "failed")])

@@ -127,18 +127,27 @@ class Folder:
         os.fsync(content.fileno())
         partial = self.data(file).with_name(file.id + _PARTIAL)
         partial.replace(self.data(file))
-        self.save(file)
+        try:
+            self.save(file)
+        except OSError:
+            self.data(file).unlink()
+            raise
 
     def save(self, record: StoredFile | Batch) -> None:
         path = self._of(record.owner) / f"{record.id}.json"
         partial = path.with_name(f"{new_id(path.name + '.')}{_PARTIAL}")
         # The last who writes has read the record last.
-        with self._saving:
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.write(json.dumps(asdict(record)).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+        try:
+            with self._saving:
+                with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                    file.write(json.dumps(asdict(record)).encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+        except OSError:
+            # It is tried again for a day.
+            partial.unlink(missing_ok=True)
+            raise
 
     def delete(self, record: StoredFile | Batch) -> None:
         """Delete a file, or a batch, whose results are files of their own."""
