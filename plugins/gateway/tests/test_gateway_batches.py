@@ -956,6 +956,29 @@ def test_what_a_key_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len([*tmp_path.rglob("batch_*.json")]) == 3 + 1
 
 
+def test_answers_count_as_files_of_their_key_while_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, model = tmp_path / "keys", Model()
+    mine, other = new_key(keys, "me"), new_key(keys, "other")
+    asked = [line(str(n), "x" * 1000 + f" {n}") for n in range(20)]
+    monkeypatch.setattr(uploads, "MAX_STORED", len(content_of(asked)) + 5000)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        batch = await ended(client, await begin(client, asked))
+        answers = await results(client, batch.output_file_id)
+        errors = await results(client, batch.error_file_id)
+        assert {error["error"]["code"] for error in errors.values()} == {"storage_full"}
+        assert len(answers) + len(errors) == 20
+        assert 3 <= len(answers) <= 6
+        # Other keys have their own space.
+        assert (await ended(foreign, await begin(foreign, asked[:3]))).request_counts.completed == 3
+
+    limits = Limits(batch_requests=1)
+    run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
+
+
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import answer_line
@@ -39,11 +40,15 @@ _DIED = FAILURES["model_died"]
 class Lines:
     """Asks the application for the lines of jobs, beside all other requests."""
 
-    def __init__(self, gateway: Gateway, app: AsgiApp) -> None:
+    def __init__(
+        self, gateway: Gateway, app: AsgiApp, is_full: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self.changed = asyncio.Event()
         """Set when there may be more to do."""
         self._gateway = gateway
         self._app = app
+        self._is_full = is_full
+        """Whether a key may have no more answers."""
         self._jobs: list[Job] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: dict[Call, Job] = {}
@@ -150,8 +155,9 @@ class Lines:
                 line.job.lacks_key = True
                 line.job.put_back(line)
             elif line.faults >= _FAULTS:
-                error = ("server_error", "the gateway failed: see its log")
-                await self._write(line, answer_line(line.request.custom_id, error=error))
+                await self._refuse(line, "server_error", "the gateway failed: see its log")
+            elif self._is_full(line.job.batch.owner):
+                await self._refuse(line, "storage_full", "the key has too many files: delete some")
             elif line.deaths and not await self._is_ready(model):
                 # Others wait each time: it is asked for less often the longer it is away.
                 self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
@@ -205,6 +211,9 @@ class Lines:
                 error=None if is_answered else answer.error,
             )
             await self._write(line, content, answer.content if is_answered else None)
+
+    async def _refuse(self, line: Line, code: str, why: str) -> None:
+        await self._write(line, answer_line(line.request.custom_id, error=(code, why)))
 
     async def _write(self, line: Line, content: dict[str, Any], body: bytes | None = None) -> None:
         async with line.job.writing:

@@ -65,7 +65,7 @@ class BatchRoutes:
         if request.method == "POST":
             return json_response((await self._upload(request, _owner(key))).as_json())
         purpose = request.query_params.get("purpose")
-        files = self.folder.files_of(_owner(key))
+        files = self.folder.files.of(_owner(key))
         wanted = [file for file in files if purpose in (None, file.purpose)]
         return _page(request.query_params, wanted, _FILES)
 
@@ -103,14 +103,14 @@ class BatchRoutes:
         if request.method == "POST":
             content = await read_json(request.receive, request.headers)
             return json_response((await self._begin(content, owner)).as_json())
-        found = self.folder.batches_of(owner)
+        found = self.folder.batches.of(owner)
         for batch in found:
             runner.count(batch)
         return _page(request.query_params, found, _BATCHES)
 
     async def _begin(self, content: Mapping[str, Any], owner: str) -> Batch:
         batch = self._new_batch(content, owner)
-        if sum(batch.is_unfinished for batch in self.folder.batches_of(owner)) >= MAX_UNFINISHED:
+        if sum(batch.is_unfinished for batch in self.folder.batches.of(owner)) >= MAX_UNFINISHED:
             what = f"{MAX_UNFINISHED} batches of this key are not finished: wait for one of them"
             headers = {"x-should-retry": "false"}
             raise ApiError(429, what, code="too_many_batches", headers=headers)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
 from llmserve.errors import LLMServeError
+from llmserve_gateway.batches import uploads
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job
 from llmserve_gateway.batches.lines import Lines
@@ -53,8 +54,8 @@ class Runner:
 
     async def run(self) -> None:
         """Answer all batches until this is cancelled."""
-        self._lines = lines = Lines(self._gateway, self._app)
-        for batch in sorted(self.folder.batches.values(), key=lambda batch: batch.created_at):
+        self._lines = lines = Lines(self._gateway, self._app, self._is_full)
+        for batch in sorted(self.folder.batches.all(), key=lambda batch: batch.created_at):
             if batch.is_unfinished:
                 self.begin(batch)
         watching = asyncio.ensure_future(self._drop_expired_files())
@@ -80,7 +81,7 @@ class Runner:
             self.folder.forget(batch)
             raise
         self.begin(batch)
-        batches = self.folder.batches_of(batch.owner)
+        batches = self.folder.batches.of(batch.owner)
         # One that still has its event is being saved.
         over = [b for b in batches if not b.is_unfinished and b.id not in self._stops]
         for old in sorted(over, key=lambda b: b.created_at)[:-_KEPT]:
@@ -114,8 +115,14 @@ class Runner:
 
     def is_read(self, file: StoredFile) -> bool:
         """Return whether a batch still reads a file."""
-        batches = self.folder.batches_of(file.owner)
+        batches = self.folder.batches.of(file.owner)
         return any(b.input_file_id == file.id and b.is_unfinished for b in batches)
+
+    def _is_full(self, owner: str) -> bool:
+        """Return whether the files of a key, with the answers that it has so far, are too many."""
+        jobs = [job for job in self._jobs.values() if job.batch.owner == owner]
+        held = sum(job.answers.path.stat().st_size for job in jobs)
+        return self.folder.used(owner) + held > uploads.MAX_STORED
 
     async def _run(self, batch: Batch) -> None:
         while batch.is_unfinished:
@@ -246,7 +253,7 @@ class Runner:
     async def _drop_expired_files(self) -> None:
         while True:
             now = time.time()
-            for file in [*self.folder.files.values()]:
+            for file in self.folder.files.all():
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
                     await self._drop(file)

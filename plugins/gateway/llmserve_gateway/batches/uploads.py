@@ -72,11 +72,10 @@ async def read_upload(
 
 def room_left(folder: Folder, owner: str) -> int:
     """Return how many bytes a key may have more; refuse one that may have no other file."""
-    files = folder.files_of(owner)
-    if len(files) >= MAX_FILES:
+    if len(folder.files.of(owner)) >= MAX_FILES:
         what = f"this key has {MAX_FILES} files: delete some"
         raise ApiError(413, what, code="storage_full")
-    left = MAX_STORED - sum(file.bytes for file in files)
+    left = MAX_STORED - folder.used(owner)
     if left <= 0:
         raise _full()
     return left
