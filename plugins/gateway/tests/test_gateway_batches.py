@@ -38,6 +38,7 @@ from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job, Line
 from llmserve_gateway.batches.records import Batch, StoredFile
+from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
@@ -1048,6 +1049,39 @@ def test_a_disk_that_is_full_at_the_end_costs_no_answers_for_a_day(
 
     run(Model(), settings_of(tmp_path), work)
     assert not [*tmp_path.rglob("*.answers")]
+
+
+def test_a_batch_that_expired_stays_so_when_its_end_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    monkeypatch.setattr(routes, "read_window", lambda text: 0)
+    tries, begun = Counter[str](), Job.__init__
+
+    def new(job: Job, *args: Any) -> None:
+        tries["opened"] += 1
+        if tries["opened"] == 1:
+            raise RuntimeError("what nobody has thought of")
+        begun(job, *args)
+
+    def save(*args: Any) -> Any:
+        tries["saved"] += 1
+        if tries["saved"] == 1:
+            raise OSError(errno.ENOSPC, "full")
+        return written(*args)
+
+    written = Runner._save_results
+    monkeypatch.setattr(Job, "__init__", new)
+    monkeypatch.setattr(Runner, "_save_results", save)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await ended(client, await begin(client, [line("1")]))
+        assert batch.status == "expired"
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert error["error"]["code"] == "batch_expired"
+
+    run(Model(), settings_of(tmp_path), work)
+    assert tries == {"opened": 3, "saved": 2}
 
 
 def test_a_file_is_deleted_when_its_time_is_over(

@@ -134,7 +134,7 @@ class Lines:
     def _next(self) -> Line | None:
         """Return the next line; each job has its turn."""
         now = asyncio.get_running_loop().time()
-        jobs = [job for job in self._jobs if not job.is_stopped]
+        jobs = [job for job in self._jobs if not (job.is_stopped or job.lacks_key)]
         if suspects := [job for job in jobs if job.has_suspect(now)]:
             # It waits until the others have their answers, and no other begins.
             self._is_alone = not self._tasks

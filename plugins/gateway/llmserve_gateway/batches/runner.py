@@ -134,8 +134,9 @@ class Runner:
                 await self._answer(batch)
             except BatchFileError as error:
                 await self._fail(batch, f"{error.what}: {error.hint}", error.line)
-            except (LLMServeError, ApiError, OSError) as error:
-                log.error("batch %s: %s", batch.id, error)
+            except Exception as error:
+                is_known = isinstance(error, (LLMServeError, ApiError, OSError))
+                log.error("batch %s: %s", batch.id, error, exc_info=not is_known)
                 pause = _PAUSE
                 if batch.is_unfinished and time.time() >= batch.expires_at + _GRACE:
                     await self._fail(batch, "the gateway cannot use its files: see its log")
@@ -175,10 +176,10 @@ class Runner:
             answers = await in_thread(stack.enter_context, opening)
             self._jobs[batch.id] = job = Job(batch, requests, answers)
             job.count()
-            if batch.status == "validating":
-                await self._become(batch, "in_progress")
-            self._lines.add(job)
             try:
+                if batch.status == "validating":
+                    await self._become(batch, "in_progress")
+                self._lines.add(job)
                 is_over = await self._wait_for(job)
             finally:
                 await self._lines.remove(job)
@@ -202,9 +203,13 @@ class Runner:
     async def _finish(self, job: Job) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
         batch = job.batch
-        final = "cancelled" if batch.status == "cancelling" else "completed"
+        if not job.is_done and batch.status != "cancelling":
+            batch.has_expired = True
+            await in_thread(self.folder.save, batch)
+        final = "expired" if batch.has_expired else "completed"
+        if batch.status == "cancelling":
+            final = "cancelled"
         if not job.is_done:
-            final = "cancelled" if batch.status == "cancelling" else "expired"
             why = "was cancelled" if final == "cancelled" else "had no time left"
             error = (f"batch_{final}", f"the batch {why} before this request was answered")
             await in_thread(_append_all, job, error)
