@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,8 @@ class Admission:
         self.on_arrival: Callable[[], None] = lambda: None
         """What makes that room."""
         self.idle_since: float | None = 0.0
-        """When the last request ended that is not of a batch, if none runs or waits."""
+        """When the last request ended that is not of a batch, if there is none now."""
+        self._attended = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._turn_of_batches = asyncio.Lock()
         self._released = asyncio.Event()
@@ -59,6 +60,19 @@ class Admission:
     @property
     def waiting(self) -> int:
         return sum(slots for _, slots in self._waiting)
+
+    @contextmanager
+    def attend(self) -> Iterator[None]:
+        """Have batches make room until a request that is not of one has ended."""
+        self._attended += 1
+        self.idle_since = None
+        self.on_arrival()
+        try:
+            yield
+        finally:
+            self._attended -= 1
+            if not self._attended:
+                self.idle_since = asyncio.get_running_loop().time()
 
     @asynccontextmanager
     async def admit(
@@ -72,24 +86,21 @@ class Admission:
         slots = min(answers, self.limits.max_requests)
         # No await may come between this check and taking the slots.
         self._check_limits(model, tokens, slots)
-        self.idle_since = None
-        self.on_arrival()
-        self.tokens[model] += tokens
-        try:
-            if self._fits(slots) and not self._waiting:
-                self.running += slots
-            else:
-                await self._wait_for_slots(slots, seconds)
+        with self.attend():
+            self.tokens[model] += tokens
             try:
-                yield
+                if self._fits(slots) and not self._waiting:
+                    self.running += slots
+                else:
+                    await self._wait_for_slots(slots, seconds)
+                try:
+                    yield
+                finally:
+                    self._release(slots)
             finally:
-                self._release(slots)
-        finally:
-            self.tokens[model] -= tokens
-            if not self.tokens[model]:
-                del self.tokens[model]
-            if not self.running and not self._waiting:
-                self.idle_since = asyncio.get_running_loop().time()
+                self.tokens[model] -= tokens
+                if not self.tokens[model]:
+                    del self.tokens[model]
 
     @asynccontextmanager
     async def admit_beside(self, answers: int) -> AsyncIterator[None]:
@@ -128,6 +139,8 @@ class Admission:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append((turn, slots))
+        if self.beside:
+            self.on_arrival()
         timer = None if seconds is None else loop.call_later(seconds, _time_out, turn, seconds)
         try:
             await turn

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -184,8 +184,9 @@ class Gateway:
         self.keys = KeyRing(settings.keys) if settings.keys else None
         self.loads: Loads | None = None
         if settings.on_demand and isinstance(settings.supervisor, Path):
-            limit = settings.limits.max_queue
-            self.loads = Loads(settings.supervisor, limit, self.metrics.observe_load)
+            limit, observe = settings.limits.max_queue, self.metrics.observe_load
+            make_room = lambda: self.admission.on_arrival()  # noqa: E731
+            self.loads = Loads(settings.supervisor, limit, observe, make_room)
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
@@ -276,12 +277,27 @@ class Gateway:
             return
         # Who is over its limits has nothing loaded.
         self._charge(key, request.estimated_tokens, take=False)
-        comments = request.stream and reply is not None
-        hold = self.loads.hold(request.model, timeout, reply, comments=comments)
-        async with hold as waited:
-            if waited:
-                await self._reach(request.model)
-            yield
+        if isinstance(key, BatchKey):
+            holding = self._load_for_batch(self.loads, key, request.model, reply)
+        else:
+            comments = request.stream and reply is not None
+            holding = self.loads.hold(request.model, timeout, reply, comments=comments)
+        attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
+        with attending:
+            async with holding as waited:
+                if waited:
+                    await self._reach(request.model)
+                yield
+
+    @asynccontextmanager
+    async def _load_for_batch(
+        self, loads: Loads, key: BatchKey, model: str, reply: Reply | None
+    ) -> AsyncIterator[bool]:
+        """Have a model loaded as long as no others come, whatever time that takes."""
+        key.waits_for_model = True
+        async with loads.hold(model, None, reply, of_batch=True, load=key.may_load) as waited:
+            key.waits_for_model = False
+            yield waited
 
     async def _reach(self, model: str) -> None:
         """Read about a model that was just loaded, perhaps by a Triton that was restarted."""

@@ -50,6 +50,9 @@ class BatchKey(Key):
 
     is_charged: bool = False
     """Whether the request counts already, since it has been asked before."""
+    may_load: bool = True
+    """Whether a model may be loaded for it, and another make place: others do not use it now."""
+    waits_for_model: bool = False
 
 
 @dataclass

@@ -38,6 +38,7 @@ from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job, Line
 from llmserve_gateway.batches.records import Batch, StoredFile
+from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 from tests.gateways import NO_TRITON, Triton, gateway_process
@@ -285,7 +286,7 @@ def test_one_key_never_sees_what_is_of_another(tmp_path: Path) -> None:
 def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
     keys, model = tmp_path / "keys", Model()
     mine = new_key(keys, "me")
 
@@ -306,6 +307,35 @@ def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     limits = Limits(batch_requests=1)
     run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
     assert read_keys(keys)[0].sha256 == hash_key(mine)
+
+
+def test_a_batch_whose_key_is_withdrawn_leaves_its_place_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_OPEN", 1)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    keys, model = tmp_path / "keys", Model()
+    other, mine = new_key(keys, "other"), new_key(keys, "me")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        begun = await begin(foreign, [line("1", "wait"), line("2")])
+        waiting = await begin(foreign, [line("3")])
+        await until(lambda: model.asked["wait"])
+        both = keys.read_text(encoding="utf-8")
+        left = [key for key in json.loads(both)["keys"] if key["name"] == "me"]
+        keys.write_text(json.dumps({"keys": left}), encoding="utf-8")
+        model.gate.set()
+        batch = await ended(client, await begin(client, [line("4")]))
+        assert batch.request_counts.completed == 1
+        assert model.asked == {"wait": 1, "4": 1}
+        keys.write_text(both, encoding="utf-8")
+        assert (await ended(foreign, begun)).request_counts.completed == 2
+        assert (await ended(foreign, waiting)).request_counts.completed == 1
+
+    limits = Limits(batch_requests=1)
+    run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
+    assert model.asked == {"wait": 1, "2": 1, "3": 1, "4": 1}
 
 
 def test_a_line_that_is_asked_again_costs_its_key_one_request(
@@ -422,6 +452,26 @@ def test_a_line_with_many_answers_leaves_slots_to_others(tmp_path: Path) -> None
         answer = await client.completions.create(model="m", prompt="live", n=2)
         assert [choice.text for choice in answer.choices] == ["to live"] * 2
         assert len(model.running) == 8
+        model.gate.set()
+        assert (await ended(client, batch)).request_counts.completed == 1
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=4)), work)
+
+
+def test_a_line_leaves_its_slots_to_who_has_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "QUIET", 0.1)
+    monkeypatch.setattr(lines, "ADVANCE", float("inf"))
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [several("1", "wait", 4)])
+        await until(lambda: len(model.running) == 4)
+        await client.completions.create(model="m", prompt="live", n=2)
+        assert model.asked["wait"] == len(model.running) == 4, "it runs beside others"
+        answer = await client.completions.create(model="m", prompt="live", n=3)
+        assert len(answer.choices) == 3
         model.gate.set()
         assert (await ended(client, batch)).request_counts.completed == 1
 
@@ -907,6 +957,29 @@ def test_what_a_key_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len([*tmp_path.rglob("batch_*.json")]) == 3 + 1
 
 
+def test_answers_count_as_files_of_their_key_while_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, model = tmp_path / "keys", Model()
+    mine, other = new_key(keys, "me"), new_key(keys, "other")
+    asked = [line(str(n), "x" * 1000 + f" {n}") for n in range(20)]
+    monkeypatch.setattr(uploads, "MAX_STORED", len(content_of(asked)) + 5000)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        batch = await ended(client, await begin(client, asked))
+        answers = await results(client, batch.output_file_id)
+        errors = await results(client, batch.error_file_id)
+        assert {error["error"]["code"] for error in errors.values()} == {"storage_full"}
+        assert len(answers) + len(errors) == 20
+        assert 3 <= len(answers) <= 6
+        # Other keys have their own space.
+        assert (await ended(foreign, await begin(foreign, asked[:3]))).request_counts.completed == 3
+
+    limits = Limits(batch_requests=1)
+    run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
+
+
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -917,11 +990,20 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
         raise OSError(errno.ENOSPC, "full")
 
     async def work(client: openai.AsyncOpenAI) -> None:
+        for where, name in ((os, "fsync"), (Folder, "save"), (Folder, "begin_file")):
+            with monkeypatch.context() as patch:
+                patch.setattr(where, name, full)
+                with pytest.raises(openai.InternalServerError) as caught:
+                    await client.files.create(file=("x", b"x"), purpose="batch")
+            assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        file = await client.files.create(file=("x", b"x"), purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             with pytest.raises(openai.InternalServerError) as caught:
-                await client.files.create(file=("x", b"x"), purpose="batch")
+                await make(input_file_id=file.id, endpoint="/v1/completions")
         assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        assert (await client.batches.list()).data == []
         batch = await begin(client, [line("1", "wait"), line("2", "wait")])
         await until(lambda: len(model.running) == 2)
         with monkeypatch.context() as patch:
@@ -933,6 +1015,7 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
 
     run(model, settings_of(tmp_path), work)
     assert not list(tmp_path.rglob("*.part"))
+    assert len(list(tmp_path.rglob("file-*"))) == 2 * 3, "each file has its record"
 
 
 @pytest.mark.parametrize(("days", "status"), [(1.5, "completed"), (2.5, "failed")])
@@ -963,9 +1046,42 @@ def test_a_disk_that_is_full_at_the_end_costs_no_answers_for_a_day(
         assert batch.status == status
         found = await results(client, batch.output_file_id)
         assert [*found] == (["1"] if status == "completed" else [])
+        await until(lambda: not [*tmp_path.rglob("*.answers")])
 
     run(Model(), settings_of(tmp_path), work)
-    assert not [*tmp_path.rglob("*.answers")]
+
+
+def test_a_batch_that_expired_stays_so_when_its_end_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    monkeypatch.setattr(routes, "read_window", lambda text: 0)
+    tries, begun = Counter[str](), Job.__init__
+
+    def new(job: Job, *args: Any) -> None:
+        tries["opened"] += 1
+        if tries["opened"] == 1:
+            raise RuntimeError("what nobody has thought of")
+        begun(job, *args)
+
+    def save(*args: Any) -> Any:
+        tries["saved"] += 1
+        if tries["saved"] == 1:
+            raise OSError(errno.ENOSPC, "full")
+        return written(*args)
+
+    written = Runner._save_results
+    monkeypatch.setattr(Job, "__init__", new)
+    monkeypatch.setattr(Runner, "_save_results", save)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await ended(client, await begin(client, [line("1")]))
+        assert batch.status == "expired"
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert error["error"]["code"] == "batch_expired"
+
+    run(Model(), settings_of(tmp_path), work)
+    assert tries == {"opened": 3, "saved": 2}
 
 
 def test_a_file_is_deleted_when_its_time_is_over(

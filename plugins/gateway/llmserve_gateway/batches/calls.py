@@ -50,6 +50,7 @@ class Call:
     """One request; it can be left as a client that disconnects leaves its own."""
 
     def __init__(self, app: AsgiApp, path: str, body: bytes, key: BatchKey) -> None:
+        self.key = key
         self._app = app
         self._body = body
         self._is_read = False

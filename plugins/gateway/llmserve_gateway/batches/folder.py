@@ -12,13 +12,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 from llmserve.errors import UsageError
 from llmserve_gateway.batches.records import Batch, StoredFile, new_id
 from llmserve_gateway.errors import ApiError
 
 log = logging.getLogger("llmserve.gateway")
+
+_R = TypeVar("_R", StoredFile, Batch)
 
 EVERYONE = "everyone"
 """Whose files they are if the gateway has no keys."""
@@ -47,18 +49,42 @@ def check_folder(path: Path) -> None:
         raise UsageError(problem, hint=f"chmod 700 {path}")
 
 
-class Folder:
-    """Files and batches by their ids; one gateway at a time has it.
+class Shelf(Generic[_R]):
+    """Records of one kind: nobody who asks for those of an owner sees, or waits for, others."""
 
-    What is found by its id is changed on the event loop alone; what writes to the disk may run in
-    a thread.
+    def __init__(self) -> None:
+        self._by_owner: dict[str, dict[str, _R]] = {}
+
+    def add(self, record: _R) -> None:
+        self._by_owner.setdefault(record.owner, {})[record.id] = record
+
+    def forget(self, record: _R) -> None:
+        own = self._by_owner.get(record.owner, {})
+        own.pop(record.id, None)
+        if not own:
+            self._by_owner.pop(record.owner, None)
+
+    def get(self, owner: str, name: str) -> _R | None:
+        return self._by_owner.get(owner, {}).get(name)
+
+    def of(self, owner: str) -> list[_R]:
+        return [*self._by_owner.get(owner, {}).values()]
+
+    def all(self) -> list[_R]:
+        return [record for own in self._by_owner.values() for record in own.values()]
+
+
+class Folder:
+    """Files and batches; one gateway at a time has it.
+
+    Its shelves are changed on the event loop alone; what writes to the disk may run in a thread.
     """
 
     def __init__(self, path: Path) -> None:
         check_folder(path)
         self._path = path
-        self.files: dict[str, StoredFile] = {}
-        self.batches: dict[str, Batch] = {}
+        self.files = Shelf[StoredFile]()
+        self.batches = Shelf[Batch]()
         self._saving = threading.Lock()
         self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -73,32 +99,32 @@ class Folder:
         os.close(self._lock)
 
     def file(self, owner: str, name: str) -> StoredFile:
-        found = self.files.get(name)
-        if found is None or found.owner != owner:
+        found = self.files.get(owner, name)
+        if found is None:
             raise ApiError(404, f"there is no file {name[:80]!r}", code="not_found")
         return found
 
     def batch(self, owner: str, name: str) -> Batch:
-        found = self.batches.get(name)
-        if found is None or found.owner != owner:
+        found = self.batches.get(owner, name)
+        if found is None:
             raise ApiError(404, f"there is no batch {name[:80]!r}", code="not_found")
         return found
 
     def add(self, record: StoredFile | Batch) -> None:
         if isinstance(record, Batch):
-            self.batches[record.id] = record
+            self.batches.add(record)
         else:
-            self.files[record.id] = record
+            self.files.add(record)
 
     def forget(self, record: StoredFile | Batch) -> None:
-        found: dict[str, Any] = self.batches if isinstance(record, Batch) else self.files
-        found.pop(record.id, None)
+        if isinstance(record, Batch):
+            self.batches.forget(record)
+        else:
+            self.files.forget(record)
 
-    def files_of(self, owner: str) -> list[StoredFile]:
-        return [file for file in self.files.values() if file.owner == owner]
-
-    def batches_of(self, owner: str) -> list[Batch]:
-        return [batch for batch in self.batches.values() if batch.owner == owner]
+    def used(self, owner: str) -> int:
+        """Return how many bytes the files of a key have."""
+        return sum(file.bytes for file in self.files.of(owner))
 
     def data(self, file: StoredFile) -> Path:
         return self._of(file.owner) / file.id
@@ -127,18 +153,27 @@ class Folder:
         os.fsync(content.fileno())
         partial = self.data(file).with_name(file.id + _PARTIAL)
         partial.replace(self.data(file))
-        self.save(file)
+        try:
+            self.save(file)
+        except OSError:
+            self.data(file).unlink()
+            raise
 
     def save(self, record: StoredFile | Batch) -> None:
         path = self._of(record.owner) / f"{record.id}.json"
         partial = path.with_name(f"{new_id(path.name + '.')}{_PARTIAL}")
         # The last who writes has read the record last.
-        with self._saving:
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.write(json.dumps(asdict(record)).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+        try:
+            with self._saving:
+                with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                    file.write(json.dumps(asdict(record)).encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+        except OSError:
+            # It is tried again for a day.
+            partial.unlink(missing_ok=True)
+            raise
 
     def delete(self, record: StoredFile | Batch) -> None:
         """Delete a file, or a batch, whose results are files of their own."""
@@ -163,11 +198,12 @@ class Folder:
             if _RECORD.fullmatch(path.name):
                 self._load_record(folder.name, path)
         known = {path.stem for path in paths if path.suffix == ".json"}
-        known |= {name for b in self.batches.values() if b.is_unfinished for name in b.result_ids}
+        batches = self.batches.of(folder.name)
+        known |= {name for b in batches if b.is_unfinished for name in b.result_ids}
         for path in paths:
             is_lost = bool(_DATA.fullmatch(path.name)) and path.name not in known
             if match := _ANSWERS.fullmatch(path.name):
-                batch = self.batches.get(match[1])
+                batch = self.batches.get(folder.name, match[1])
                 is_lost = match[1] not in known if batch is None else not batch.is_unfinished
             # What an interrupted upload has left, or a batch that was to have its results.
             if is_lost or path.name.endswith(_PARTIAL) or path.name.startswith(_HIDDEN):

@@ -38,6 +38,8 @@ class Job:
         self.changed = asyncio.Event()
         self.in_flight: set[asyncio.Task[None]] = set()
         self.is_stopped = False
+        self.lacks_key = False
+        """Whether its key has been withdrawn, so that nothing of it may be asked."""
         self.suspects: deque[Line] = deque()
         """Lines whose model has died: each is asked again alone."""
         self._left: dict[str, deque[Line]] = {}

@@ -73,6 +73,8 @@ class Batch:
     errors: list[dict[str, Any]] = field(default_factory=list)
     has_output: bool = False
     has_errors: bool = False
+    has_expired: bool = False
+    """Whether its time was over before all was answered; some lines may have an error for it."""
     total: int = 0
     completed: int = 0
     failed: int = 0

@@ -20,13 +20,18 @@ from llmserve_gateway.batches.records import (
     read_window,
 )
 from llmserve_gateway.batches.runner import Runner
-from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload, room_left
+from llmserve_gateway.batches.uploads import (
+    UPLOAD_SECONDS,
+    read_upload,
+    room_left,
+    storage_error,
+)
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.connections import note_upload
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import Fields
 from llmserve_gateway.keys import Key
-from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.openai_answers import json_response
 
 MAX_UNFINISHED = 20
 """Batches of one key."""
@@ -58,9 +63,9 @@ class BatchRoutes:
 
     async def files(self, request: Request, key: Key | None) -> Response:
         if request.method == "POST":
-            return _json((await self._upload(request, _owner(key))).as_json())
+            return json_response((await self._upload(request, _owner(key))).as_json())
         purpose = request.query_params.get("purpose")
-        files = self.folder.files_of(_owner(key))
+        files = self.folder.files.of(_owner(key))
         wanted = [file for file in files if purpose in (None, file.purpose)]
         return _page(request.query_params, wanted, _FILES)
 
@@ -79,12 +84,12 @@ class BatchRoutes:
         file = self.folder.file(_owner(key), request.path_params["id"])
         if request.method != "DELETE":
             # A route of GET answers HEAD too.
-            return _json(file.as_json())
+            return json_response(file.as_json())
         if self.runner.is_read(file):
             what = "a batch that is not finished reads this file: cancel it first"
             raise ApiError(400, what, code="file_in_use")
         await self.runner.delete(file)
-        return _json({"id": file.id, "object": "file", "deleted": True})
+        return json_response({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, request: Request, key: Key | None) -> Response:
         file = self.folder.file(_owner(key), request.path_params["id"])
@@ -97,27 +102,30 @@ class BatchRoutes:
         runner, owner = self.runner, _owner(key)
         if request.method == "POST":
             content = await read_json(request.receive, request.headers)
-            return _json((await self._begin(content, owner)).as_json())
-        found = self.folder.batches_of(owner)
+            return json_response((await self._begin(content, owner)).as_json())
+        found = self.folder.batches.of(owner)
         for batch in found:
             runner.count(batch)
         return _page(request.query_params, found, _BATCHES)
 
     async def _begin(self, content: Mapping[str, Any], owner: str) -> Batch:
         batch = self._new_batch(content, owner)
-        if sum(batch.is_unfinished for batch in self.folder.batches_of(owner)) >= MAX_UNFINISHED:
+        if sum(batch.is_unfinished for batch in self.folder.batches.of(owner)) >= MAX_UNFINISHED:
             what = f"{MAX_UNFINISHED} batches of this key are not finished: wait for one of them"
             headers = {"x-should-retry": "false"}
             raise ApiError(429, what, code="too_many_batches", headers=headers)
         # Its results will be files of the key too.
         room_left(self.folder, owner)
-        await self.runner.add(batch)
+        try:
+            await self.runner.add(batch)
+        except OSError as error:
+            raise storage_error(error) from None
         return batch
 
     async def batch(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
         self.runner.count(batch)
-        return _json(batch.as_json())
+        return json_response(batch.as_json())
 
     async def cancel(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
@@ -204,7 +212,7 @@ def _page(
         if not 1 <= size <= sizes[1]:
             raise bad_request(f"limit must be 1 to {sizes[1]}", "limit")
     page = ordered[:size]
-    return _json(
+    return json_response(
         {
             "object": "list",
             "data": [entry.as_json() for entry in page],
@@ -213,7 +221,3 @@ def _page(
             "has_more": len(ordered) > size,
         }
     )
-
-
-def _json(content: Any) -> Response:
-    return Response(dump(content), media_type="application/json")

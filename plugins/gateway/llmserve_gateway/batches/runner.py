@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
 from llmserve.errors import LLMServeError
+from llmserve_gateway.batches import uploads
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job
 from llmserve_gateway.batches.lines import Lines
@@ -53,8 +54,8 @@ class Runner:
 
     async def run(self) -> None:
         """Answer all batches until this is cancelled."""
-        self._lines = lines = Lines(self._gateway, self._app)
-        for batch in sorted(self.folder.batches.values(), key=lambda batch: batch.created_at):
+        self._lines = lines = Lines(self._gateway, self._app, self._is_full)
+        for batch in sorted(self.folder.batches.all(), key=lambda batch: batch.created_at):
             if batch.is_unfinished:
                 self.begin(batch)
         watching = asyncio.ensure_future(self._drop_expired_files())
@@ -80,7 +81,7 @@ class Runner:
             self.folder.forget(batch)
             raise
         self.begin(batch)
-        batches = self.folder.batches_of(batch.owner)
+        batches = self.folder.batches.of(batch.owner)
         # One that still has its event is being saved.
         over = [b for b in batches if not b.is_unfinished and b.id not in self._stops]
         for old in sorted(over, key=lambda b: b.created_at)[:-_KEPT]:
@@ -114,26 +115,35 @@ class Runner:
 
     def is_read(self, file: StoredFile) -> bool:
         """Return whether a batch still reads a file."""
-        batches = self.folder.batches_of(file.owner)
+        batches = self.folder.batches.of(file.owner)
         return any(b.input_file_id == file.id and b.is_unfinished for b in batches)
+
+    def _is_full(self, owner: str) -> bool:
+        """Return whether the files of a key, with the answers that it has so far, are too many."""
+        jobs = [job for job in self._jobs.values() if job.batch.owner == owner]
+        held = sum(job.answers.path.stat().st_size for job in jobs)
+        return self.folder.used(owner) + held > uploads.MAX_STORED
 
     async def _run(self, batch: Batch) -> None:
         while batch.is_unfinished:
             await self._wait_for_place(batch)
             # Nothing is waited for between these two, or others would see the same place.
             self._open.append(batch)
+            pause = 0.0
             try:
                 await self._answer(batch)
             except BatchFileError as error:
                 await self._fail(batch, f"{error.what}: {error.hint}", error.line)
-            except (LLMServeError, ApiError, OSError) as error:
-                log.error("batch %s: %s", batch.id, error)
+            except Exception as error:
+                is_known = isinstance(error, (LLMServeError, ApiError, OSError))
+                log.error("batch %s: %s", batch.id, error, exc_info=not is_known)
+                pause = _PAUSE
                 if batch.is_unfinished and time.time() >= batch.expires_at + _GRACE:
                     await self._fail(batch, "the gateway cannot use its files: see its log")
             finally:
                 self._open.remove(batch)
             if batch.is_unfinished:
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(pause)
 
     async def _wait_for_place(self, batch: Batch) -> None:
         """Wait until there is room in memory."""
@@ -147,7 +157,9 @@ class Runner:
             # It needs its place for moments only: it waits for none that is being answered.
             return len(self._open) < 2 * _OPEN
         owners = [other.owner for other in self._open]
-        return len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
+        is_free = len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
+        # That of a key that was withdrawn would keep its place for nothing.
+        return is_free and self._lines is not None and self._lines.key_of(batch.owner) is not None
 
     async def _answer(self, batch: Batch) -> None:
         assert self._lines is not None  # noqa: S101
@@ -164,32 +176,40 @@ class Runner:
             answers = await in_thread(stack.enter_context, opening)
             self._jobs[batch.id] = job = Job(batch, requests, answers)
             job.count()
-            if batch.status == "validating":
-                await self._become(batch, "in_progress")
-            self._lines.add(job)
             try:
-                await self._wait_for(job)
+                if batch.status == "validating":
+                    await self._become(batch, "in_progress")
+                self._lines.add(job)
+                is_over = await self._wait_for(job)
             finally:
                 await self._lines.remove(job)
                 del self._jobs[batch.id]
-            await self._finish(job)
+            if is_over:
+                await self._finish(job)
 
-    async def _wait_for(self, job: Job) -> None:
-        """Wait until a batch is done, is to be cancelled, or has no time left."""
+    async def _wait_for(self, job: Job) -> bool:
+        """Wait until a batch is done, is to be cancelled, or has no time left: not without key."""
         stop = self._stops[job.batch.id]
         while not (job.is_done or stop.is_set()):
             left = job.batch.expires_at - time.time()
             if left <= 0:
-                return
+                break
+            if job.lacks_key:
+                return False
             job.changed.clear()
             await any_of(stop, job.changed, seconds=left)
+        return True
 
     async def _finish(self, job: Job) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
         batch = job.batch
-        final = "cancelled" if batch.status == "cancelling" else "completed"
+        if not job.is_done and batch.status != "cancelling":
+            batch.has_expired = True
+            await in_thread(self.folder.save, batch)
+        final = "expired" if batch.has_expired else "completed"
+        if batch.status == "cancelling":
+            final = "cancelled"
         if not job.is_done:
-            final = "cancelled" if batch.status == "cancelling" else "expired"
             why = "was cancelled" if final == "cancelled" else "had no time left"
             error = (f"batch_{final}", f"the batch {why} before this request was answered")
             await in_thread(_append_all, job, error)
@@ -238,7 +258,7 @@ class Runner:
     async def _drop_expired_files(self) -> None:
         while True:
             now = time.time()
-            for file in [*self.folder.files.values()]:
+            for file in self.folder.files.all():
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
                     await self._drop(file)

@@ -13,7 +13,13 @@ from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.multipart import Form, Part
 from llmserve_gateway.batches.records import StoredFile, read_expiry
 from llmserve_gateway.batches.threads import in_thread
-from llmserve_gateway.bodies import ClientDisconnected, Receive, discard
+from llmserve_gateway.bodies import (
+    ClientDisconnected,
+    Receive,
+    check_length,
+    discard,
+    refuse,
+)
 from llmserve_gateway.errors import ApiError, bad_request
 
 MAX_BYTES = 200 << 20
@@ -35,18 +41,12 @@ async def read_upload(
 ) -> StoredFile:
     """Read a form with a file and its purpose, and keep the file."""
     form = Form(headers.get("content-type", ""))
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_BYTES + _OVERHEAD:
-        if "expect" not in headers:
-            await discard(receive)
-        raise _too_large()
+    await check_length(receive, headers, MAX_BYTES + _OVERHEAD, _too_large())
     try:
         left = room_left(folder, owner)
-    except ApiError:
-        if "expect" not in headers:
-            await discard(receive)
-        raise
-    name, content = await in_thread(folder.begin_file, owner)
+        name, content = await in_thread(folder.begin_file, owner)
+    except (ApiError, OSError) as error:
+        await refuse(receive, headers, storage_error(error))
     upload = _Upload(form, content, left)
     try:
         try:
@@ -63,7 +63,7 @@ async def read_upload(
     except asyncio.TimeoutError:
         raise ApiError(408, f"the file did not arrive within {UPLOAD_SECONDS:g} s") from None
     except OSError as error:
-        raise _storage_error(error) from None
+        raise storage_error(error) from None
     finally:
         with suppress(OSError):
             content.close()
@@ -72,11 +72,10 @@ async def read_upload(
 
 def room_left(folder: Folder, owner: str) -> int:
     """Return how many bytes a key may have more; refuse one that may have no other file."""
-    files = folder.files_of(owner)
-    if len(files) >= MAX_FILES:
+    if len(folder.files.of(owner)) >= MAX_FILES:
         what = f"this key has {MAX_FILES} files: delete some"
         raise ApiError(413, what, code="storage_full")
-    left = MAX_STORED - sum(file.bytes for file in files)
+    left = MAX_STORED - folder.used(owner)
     if left <= 0:
         raise _full()
     return left
@@ -167,7 +166,10 @@ def _too_large() -> ApiError:
     return ApiError(413, what, code="request_too_large")
 
 
-def _storage_error(error: OSError) -> ApiError:
+def storage_error(error: ApiError | OSError) -> ApiError:
+    """Return what to say when a file or a batch cannot be kept."""
+    if isinstance(error, ApiError):
+        return error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ApiError(507, "the disk of the gateway is full", code="storage_full")
-    return ApiError(500, f"the gateway cannot keep the file: {error.strerror}")
+    return ApiError(500, f"the gateway cannot keep it: {error.strerror}")
