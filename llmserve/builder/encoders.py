@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from llmserve.builder.source import ModelSource, fetch_file, read_json, read_object
 from llmserve.builder.source_files import check_vocabulary, tokenizer_files
 from llmserve.errors import ModelSourceError, OptionError
-from llmserve.plugins.options import Value
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -143,7 +142,10 @@ def prepare_scores(context: BuildContext) -> Mapping[str, Any]:
             f"{context.model} tells {len(labels)} labels apart, and a score is made of one or two",
             hint="build it with --formatter labels",
         )
-    return {"sigmoid": _is_sigmoid(context, context.options["activation"])}
+    chosen = context.options["activation"]
+    if chosen == "auto":
+        return {"sigmoid": is_sigmoid(context.source, context.model)}
+    return {"sigmoid": chosen == "sigmoid"}
 
 
 def prepare_labels(context: BuildContext) -> Mapping[str, Any]:
@@ -154,17 +156,21 @@ def prepare_labels(context: BuildContext) -> Mapping[str, Any]:
     return {"labels": labels, "several": several if chosen == "auto" else chosen == "several"}
 
 
-def _is_sigmoid(context: BuildContext, chosen: Value) -> bool:
-    if chosen != "auto":
-        return chosen == "sigmoid"
-    config = context.source.config()
+def is_sigmoid(source: ModelSource, asked: str) -> bool:
+    """Return whether a model's files say that a score is the sigmoid of its single logit."""
+    config = source.config()
     section = config.get("sentence_transformers")
-    named = section.get("activation_fn") if isinstance(section, dict) else None
-    named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    named = (
+        # Where sentence-transformers has it since 6.0, and reads it first.
+        _optional(source.path / "config_sentence_transformers.json").get("activation_fn")
+        or (section.get("activation_fn") if isinstance(section, dict) else None)
+        or config.get("sbert_ce_default_activation_function")
+        or "Sigmoid"
+    )
     name = str(named).rpartition(".")[2]
     if name not in ("Sigmoid", "Identity"):
         raise ModelSourceError(
-            f"{context.model} makes scores with {name}, which is not supported",
+            f"{asked} makes scores with {name}, which is not supported",
             hint="choose with --set activation=sigmoid or none",
         )
     return name == "Sigmoid"

@@ -172,6 +172,18 @@ def test_scores_are_made_as_the_model_says(
     assert not pair.optional
 
 
+def test_what_sentence_transformers_6_saves_goes_before_config_json(tmp_path: Path) -> None:
+    model = save_classifier(
+        tmp_path / "model", num_labels=1, sbert_ce_default_activation_function="torch.nn.Sigmoid"
+    )
+    saved = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    write(model / "config_sentence_transformers.json", saved)
+    assert settings(build("rerank", model, tmp_path), "formatter") == {"sigmoid": False}
+    write(model / "config_sentence_transformers.json", {"activation_fn": None})
+    built = build("rerank", model, tmp_path, name="n")
+    assert settings(built, "formatter") == {"sigmoid": True}
+
+
 def test_labels_have_the_models_names(tmp_path: Path) -> None:
     names = {0: "no", 1: "perhaps", 2: "yes"}
     model = save_classifier(tmp_path / "model", id2label=names, label2id={})
