@@ -13,6 +13,7 @@ from typing import Any
 from llmserve.plugin import (
     BuildContext,
     ModelKind,
+    ModelSource,
     ModelSourceError,
     OptionError,
     PluginError,
@@ -23,6 +24,7 @@ from llmserve.plugin import (
     max_length,
     place_instances,
     place_model,
+    read_object,
 )
 
 _FOLDER = "openvino"
@@ -46,15 +48,14 @@ def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> 
         )
     common = _common(context, kind, pools=pools)
     place_instances(context.config, "cpu", 1)
-    padding, file = _padding(context), str(options["file"])
+    file = str(options["file"])
     if file:
         _place(context, file, pools=pools)
     else:
-        _convert(context, {"loader": kind.loader, "padding": padding})
+        _convert(context, {"loader": kind.loader, "padding": common["padding"]})
     return {
         **common,
         "path": f"{_FOLDER}/{Path(file).name or MODEL}",
-        "padding": padding,
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": _dtype(context) in ("bfloat16", "float16"),
         "dynamic_quantization": options["dynamic_quantization"],
@@ -72,7 +73,11 @@ def _common(context: BuildContext, kind: ModelKind, *, pools: bool) -> dict[str,
             f"{context.model} reads at most {longest} tokens, not {chosen}",
             hint="give a smaller max_length",
         )
-    settings = {"max_length": chosen or longest, "batch_tokens": options["batch_tokens"]}
+    settings = {
+        "max_length": chosen or longest,
+        "batch_tokens": options["batch_tokens"],
+        "padding": _padding(context.source),
+    }
     return {**settings, "pooling": _pooling(context)} if pools else settings
 
 
@@ -83,10 +88,33 @@ def _pooling(context: BuildContext) -> str:
     return pooling
 
 
-def _padding(context: BuildContext) -> int:
-    config = context.source.config()
-    padding = (config.get("text_config") or config).get("pad_token_id")
-    return padding if isinstance(padding, int) and padding >= 0 else 0
+def _padding(source: ModelSource) -> int:
+    """Return the id to pad with: a decoder with a head takes a row's last other token.
+
+    So it must be none that texts end with.
+    """
+    config = source.config()
+    text = config.get("text_config") or config
+    ends = text.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    for found in (text.get("pad_token_id"), _tokenizers_padding(source), *ends):
+        if isinstance(found, int) and found >= 0:
+            return found
+    return 0
+
+
+def _tokenizers_padding(source: ModelSource) -> int | None:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _optional(source.path / name).get("pad_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        for added in _optional(source.path / "tokenizer.json").get("added_tokens") or ():
+            if text is not None and added.get("content") == text:
+                return int(added["id"])
+    return None
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
 
 
 def _dtype(context: BuildContext) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
 from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
-from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
+from tests.tiny_encoders import CONTEXT, save_classifier, save_decoder, save_encoder, write
 
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 
@@ -37,17 +38,17 @@ def runtime(result: BuildResult, kind: Any, **more: Any) -> tuple[Any, Transform
 
 
 def values(engine: Any, tokenizer: TransformersTokenizer, texts: Sequence[Any]) -> Any:
-    generations = []
-    for text in texts:
-        pair = text if isinstance(text, tuple) else (text, None)
-        ids, segments = tokenizer.encode_pair(*pair)
-        decode = tokenizer.decode
-        generations.append(
-            Generation(
-                ids, Params(), max_tokens=0, eos_ids=frozenset(), decode=decode, segments=segments
-            )
-        )
-    engine.generate(generations, tokenizer)
+    pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
+    read = [tokenizer.encode_pair(*pair) for pair in pairs]
+    return values_of_ids(engine, [ids for ids, _ in read], [segments for _, segments in read])
+
+
+def values_of_ids(engine: Any, rows: Sequence[list[int]], segments: Sequence[Any] = ()) -> Any:
+    generations = [
+        Generation(ids, Params(), max_tokens=0, eos_ids=frozenset(), decode=str, segments=of_which)
+        for ids, of_which in zip_longest(rows, segments)
+    ]
+    engine.generate(generations, None)
     found: list[Any] = [generation.value for generation in generations]
     return np.stack(found)
 
@@ -106,6 +107,23 @@ def test_logits_of_pairs_equal_those_of_transformers(tmp_path: Path, count: int)
             tokens = reader(*text, return_tensors="pt", truncation=False)
             with torch.inference_mode():
                 logits = reference(**tokens).logits[0].numpy()
+            np.testing.assert_allclose(row, logits, atol=1e-5)
+
+
+def test_a_decoder_takes_a_texts_last_token_whatever_it_is(tmp_path: Path) -> None:
+    """Its configuration names no padding, and the id 0 may be a token like others."""
+    model = save_decoder(tmp_path / "model")
+    result = build("classify", model, tmp_path, generator="classifier")
+    padding = result.manifest.components["generator"]["settings"]["padding"]
+    assert padding == json.loads((model / "config.json").read_text())["eos_token_id"]
+    engine, _ = runtime(result, TorchClassifier)
+    reference = AutoModelForSequenceClassification.from_pretrained(model)
+    loader = "AutoModelForSequenceClassification"
+    texts = [[5, 6, 0], [7, 0], [5, 6, 9, 8, 0, 0], [0]]
+    for each in (engine, converted(model, tmp_path / "ov", loader, None, padding)):
+        for ids, row in zip(texts, values_of_ids(each, texts), strict=True):
+            with torch.inference_mode():
+                logits = reference(input_ids=torch.tensor([ids])).logits[0].numpy()
             np.testing.assert_allclose(row, logits, atol=1e-5)
 
 
