@@ -172,6 +172,30 @@ def test_ids_are_taken_as_they_are() -> None:
     assert tensors["embedding"].tolist() == [[11, 2, 0]]
 
 
+@pytest.mark.parametrize(
+    ("more", "options", "code", "param"),
+    [
+        ({"text_pair": ["b"]}, {}, "invalid_value", "text_pair"),
+        ({}, {"prompt_name": "query"}, "invalid_value", "prompt_name"),
+        ({}, {"input_ids": str([5] * 41)}, "context_length_exceeded", None),
+        # Their end is a special token, which a tokenizer would keep.
+        ({}, {"input_ids": str([5] * 41), "truncate": True}, "invalid_value", "truncate"),
+    ],
+)
+def test_beside_ids_nothing_is_ignored_and_they_are_not_cut(
+    more: dict[str, Any], options: dict[str, Any], code: str, param: str | None
+) -> None:
+    request = FakeRequest({"text_input": [""], **more}, **{"input_ids": "[5, 6]", **options})
+    embeddings(request)
+    assert failure(request) == (code, param)
+
+
+def test_beside_ids_a_pair_may_be_empty() -> None:
+    request = FakeRequest({"text_input": [""], "text_pair": [""]}, input_ids="[5, 6]")
+    (tensors,) = embeddings(request)
+    assert tensors["embedding"].tolist() == [[11, 2, 0]]
+
+
 def test_an_embedding_is_cut_before_it_is_normalized() -> None:
     request = FakeRequest({"text_input": ["a"]}, dimensions=2, normalize=True)
     (tensors,) = embeddings(request)
