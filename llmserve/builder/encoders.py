@@ -49,7 +49,7 @@ def encoder_layout(source: ModelSource) -> EncoderLayout:
     """Read a model's layout; a plain transformer has the defaults of sentence-transformers."""
     modules = _modules(source)
     _check_order(source, modules)
-    pooling = "mean"
+    pooling = "mean" if modules or not _is_causal(source) else "last"
     for kind, path in modules:
         if kind == "Pooling":
             pooling = _pooling(file_of(source, f"{Path(path).name}/config.json"))
@@ -63,6 +63,13 @@ def encoder_layout(source: ModelSource) -> EncoderLayout:
         prompts,
         default,
     )
+
+
+def _is_causal(source: ModelSource) -> bool:
+    """Whether a model was made to continue texts, and its tokens see only those before them."""
+    config = source.config()
+    names = config.get("architectures") or [""]
+    return bool(names[0].endswith("ForCausalLM") and config.get("is_causal", True))
 
 
 def hidden_size(source: ModelSource) -> int | None:

@@ -35,7 +35,8 @@ _MAX_LENGTH = Option(
 _POOLING = Option(
     "pooling",
     "auto",
-    "How the vectors of a text's tokens become one; auto is what the model's files say, else mean.",
+    "How the vectors of a text's tokens become one; auto is what the model's files say, else last "
+    "for a causal language model and mean for others.",
     choices=("auto", "mean", "cls", "last", "max"),
 )
 _TORCH = (*PLACEMENT_OPTIONS, _BATCH_TOKENS, _MAX_LENGTH)
