@@ -24,13 +24,18 @@ def encode(text: str, pair: str | None, params: Params, parts: Parts) -> Encoded
     limit = parts.generator.context_length
     if limit is None:
         return encode_pair(text, pair)
-    text, pair = _without_the_end(text, pair, limit, encode_pair, cuts=params.truncate)
+    if not (params.truncate and getattr(parts.tokenizer, "cuts_beginnings", False)):
+        text, pair = _without_the_end(text, pair, limit, encode_pair, cuts=params.truncate)
     ids, segments = encode_pair(text, pair)
     if len(ids) <= limit:
         return ids, segments
     if not params.truncate:
         raise _too_long(f"{len(ids)} tokens", limit, len(ids))
-    return encode_pair(text, pair, limit=limit)
+    cut, segments = encode_pair(text, pair, limit=limit)
+    if len(cut) > limit:
+        # The special tokens alone are over the limit, and nothing is cut then.
+        raise _too_long(f"{len(ids)} tokens", limit, len(ids), can_be_cut=False)
+    return cut, segments
 
 
 def whole_ids(ids: Sequence[int], params: Params, limit: int | None) -> list[int]:
