@@ -85,11 +85,13 @@ def damage(model: Path, change: str) -> None:
     pooling = model / "1_Pooling" / "config.json"
     if change == "dense":
         kinds = ["Transformer", "Pooling", "Dense"]
-        write(model / "modules.json", [{"type": f"x.{k}", "path": ""} for k in kinds])
+        written = [{"type": f"sentence_transformers.models.{k}", "path": ""} for k in kinds]
+        write(model / "modules.json", written)
     elif change == "modules":
         write(model / "modules.json", {"no": "list"})
     elif change == "folder":
-        write(model / "modules.json", [{"type": "x.Transformer", "path": "0_Transformer"}])
+        kind = "sentence_transformers.models.Transformer"
+        write(model / "modules.json", [{"type": kind, "path": "0_Transformer"}])
     elif change == "no pooling":
         pooling.unlink()
     elif change == "two poolings":
