@@ -6,7 +6,7 @@ what follows the transformer, and each module has a folder. Only JSON is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -251,11 +251,20 @@ def _check_order(source: ModelSource, modules: list[tuple[str, str]]) -> None:
         )
 
 
-def file_of(source: ModelSource, name: str) -> Path:
-    """Return a file of a model that is not among the usual ones, such as one in a folder of it."""
+def file_of(source: ModelSource, name: str, *, beside: Sequence[str] = ()) -> Path:
+    """Return a file of a model that is not among the usual ones, such as one in a folder of it.
+
+    ``beside`` are patterns of files that it needs, such as ``onnx/model.onnx_data``.
+    """
     file = source.path / name
     if not file.is_file() and source.repo_id and source.revision:
-        return fetch_file(source.repo_id, name, revision=source.revision, report=lambda _: None)
+        return fetch_file(
+            source.repo_id,
+            name,
+            revision=source.revision,
+            report=lambda _: None,
+            beside=beside,
+        )
     return file
 
 

@@ -74,7 +74,7 @@ _OPENVINO = (
     Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
 )
 # A model may have no other weights than a file that is named.
-_OPENVINO_WEIGHTS = ("*.safetensors", "*.onnx", "onnx/*.onnx", "openvino_model.xml")
+_OPENVINO_WEIGHTS = ("*.safetensors", "*.onnx", "onnx/*.onnx", "*.xml", "openvino/*.xml")
 _TORCH_PACKAGES = ("accelerate", "numpy", "torch", "transformers")
 _OPENVINO_PACKAGES = ("numpy", "openvino")
 _CLIENT = "llmserve.client.value_script"

@@ -20,6 +20,7 @@ from llmserve_embed.compiled import INPUTS, MODEL, compiled
 from llmserve_embed.library import openvino as ov
 from llmserve_embed.network import reads_segments
 
+NOT_WRITTEN = 74
 _TOLERANCE = 1e-3
 _OUTPUTS = {"AutoModel": "last_hidden_state"}
 
@@ -109,12 +110,17 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
     difference = check(traced, converted, padding)
     if not difference < _TOLERANCE:
         raise SystemExit(f"OpenVINO's values differ from the model's own by {difference:.2g}")
-    target.mkdir(parents=True, exist_ok=True)
     if settings["weight_format"] == "int8":
         import nncf
 
         converted = nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    ov.save_model(converted, str(target / MODEL), compress_to_fp16=False)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        ov.save_model(converted, str(target / MODEL), compress_to_fp16=False)
+    except (OSError, RuntimeError) as error:
+        # What it raises on a full disk does not say so.
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NOT_WRITTEN)
 
 
 if __name__ == "__main__":

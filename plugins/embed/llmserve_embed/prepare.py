@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from llmserve.plugin import (
     ModelSource,
     ModelSourceError,
     OptionError,
+    OutputError,
     PluginError,
     check_kind,
     encoder_layout,
@@ -28,6 +30,10 @@ from llmserve.plugin import (
 )
 
 _FOLDER = "openvino"
+# How the converter ends then, which is imported only in its own process.
+_NOT_WRITTEN = 74
+# As many as RoBERTa has around a pair of texts.
+_SPECIAL = 4
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -68,6 +74,11 @@ def _common(context: BuildContext, kind: ModelKind, *, pools: bool) -> dict[str,
     options = context.options
     check_kind(context.source, kind, trust_remote_code=bool(options["trust_remote_code"]))
     longest, chosen = max_length(context.source), int(options["max_length"])
+    if 0 < chosen <= _SPECIAL:
+        raise OptionError(
+            f"with max_length={chosen}, the special tokens of a pair leave no place for its texts",
+            hint=f"give at least {_SPECIAL + 1}",
+        )
     if longest and chosen > longest:
         raise OptionError(
             f"{context.model} reads at most {longest} tokens, not {chosen}",
@@ -130,15 +141,15 @@ def _place(context: BuildContext, name: str, *, pools: bool) -> None:
         raise OptionError(
             f"the weights in {name} stay as they are", hint="leave out weight_format, or file"
         )
-    file = file_of(context.source, name)
+    is_onnx = name.endswith(".onnx")
+    needed = f"{name}*data" if is_onnx else str(Path(name).with_suffix(".bin"))
+    file = file_of(context.source, name, beside=[needed])
     if not file.is_file() or file.suffix not in (".onnx", ".xml"):
         raise OptionError(
             f"{context.source.asked} has no file {name} in ONNX's or OpenVINO's form",
             hint="name one of its own, such as onnx/model.onnx, or leave out file",
         )
-    beside = [each for each in file.parent.glob(f"{file.name}*data") if each.is_file()]
-    if file.suffix == ".xml":
-        beside = [file_of(context.source, str(Path(name).with_suffix(".bin")))]
+    beside = [each for each in file.parent.glob(Path(needed).name) if each.is_file()]
     try:
         values_of(read(file), "mean" if pools else None)
     except ValueError as error:
@@ -152,6 +163,13 @@ def _place(context: BuildContext, name: str, *, pools: bool) -> None:
 def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
     """Convert in a separate process."""
     source, options = context.source, context.options
+    patterns = ("*.safetensors", "*.bin") if options["pickle"] else ("*.safetensors",)
+    if not any(any(source.path.glob(pattern)) for pattern in patterns):
+        raise ModelSourceError(
+            f"{source.asked} has no weights that can be converted: no {' or '.join(patterns)}",
+            hint="if it has them in ONNX's or OpenVINO's form, name the file, such as --set "
+            "file=onnx/model.onnx",
+        )
     if options["weight_format"] == "int8" and find_spec("nncf") is None:
         raise PluginError(
             "weight_format=int8 needs the package nncf",
@@ -172,6 +190,12 @@ def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
     if process.returncode:
         lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
         reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
+        if process.returncode == _NOT_WRITTEN:
+            free = shutil.disk_usage(context.folder).free / 1e6
+            raise OutputError(
+                f"the converted model cannot be written, with {free:.0f} MB free: {reason}",
+                hint="make some space, or build to another disk",
+            )
         generator = "encoder" if "pooling" in options else "classifier"
         raise ModelSourceError(
             f"{source.asked} could not be converted to OpenVINO: {reason}",

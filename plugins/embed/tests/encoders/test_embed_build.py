@@ -74,6 +74,14 @@ def test_the_layout_of_sentence_transformers_is_read(
     assert settings(chosen, "formatter") == {"size": 32, "dimensions": 16, "normalize": False}
 
 
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_limit_without_place_for_a_text_is_refused(tmp_path: Path, most: int) -> None:
+    model = save_encoder(tmp_path / "model")
+    with pytest.raises(OptionError, match="leave no place for its texts: give at least 5"):
+        build("embed", model, tmp_path, max_length=most)
+    assert settings(build("embed", model, tmp_path, max_length=5), "generator")["max_length"] == 5
+
+
 def test_positions_behind_the_padding_token_are_counted(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model", "roberta")
     write(model / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
