@@ -331,9 +331,18 @@ def _downloading(
         raise ModelSourceError(
             f"{repo_id} has no file {file}", hint="see its page for the names of its files"
         ) from None
-    except (errors.HfHubHTTPError, OSError) as error:
+    except (errors.HfHubHTTPError, OSError, *_connection_errors()) as error:
         message = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelSourceError(f"{repo_id} could not be downloaded: {message}") from None
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """Return what the hub's client raises if a connection breaks off; before 1.0, an OSError."""
+    try:
+        from httpx import HTTPError
+    except ImportError:
+        return ()
+    return (HTTPError,)
 
 
 def read_object(path: Path) -> dict[str, Any]:
