@@ -141,23 +141,24 @@ def _place(context: BuildContext, name: str, *, pools: bool) -> None:
         raise OptionError(
             f"the weights in {name} stay as they are", hint="leave out weight_format, or file"
         )
-    is_onnx = name.endswith(".onnx")
-    needed = f"{name}*data" if is_onnx else str(Path(name).with_suffix(".bin"))
+    path = Path(name)
+    needed = f"{name}*data" if path.suffix == ".onnx" else str(path.with_suffix(".bin"))
     file = file_of(context.source, name, beside=[needed])
-    if not file.is_file() or file.suffix not in (".onnx", ".xml"):
+    if not file.is_file() or path.suffix not in (".onnx", ".xml"):
         raise OptionError(
             f"{context.source.asked} has no file {name} in ONNX's or OpenVINO's form",
             hint="name one of its own, such as onnx/model.onnx, or leave out file",
         )
     beside = [each for each in file.parent.glob(Path(needed).name) if each.is_file()]
+    # Libraries refuse weights that are linked from elsewhere, as in the hub's cache.
+    context.place([file, *beside], _FOLDER, copy=True)
     try:
-        values_of(read(file), "mean" if pools else None)
+        values_of(read(context.folder / _FOLDER / file.name), "mean" if pools else None)
     except ValueError as error:
         raise ModelSourceError(
             f"{name} of {context.source.asked} cannot be used: {error}",
             hint="name another file of it, or leave out file",
         ) from None
-    context.place([file, *beside], _FOLDER, copy=True)
 
 
 def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:

@@ -133,8 +133,8 @@ def test_the_pooling_of_a_folder_in_a_folder_is_read_there(tmp_path: Path) -> No
     for folder, pooling in (("b", "max"), ("a/b", "cls")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
-    pooling = ("sentence_transformers.models.Pooling", "a/b")
-    model = source(tmp_path, modules=modules(TRANSFORMER, pooling))
+    named = ("sentence_transformers.models.Pooling", "a/b")
+    model = source(tmp_path, modules=modules(TRANSFORMER, named))
     assert encoder_layout(model).pooling == "cls"
 
 
