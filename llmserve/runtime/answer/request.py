@@ -172,8 +172,12 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
 def _value_prompt(text: str, pair: str | None, params: Params, parts: Parts) -> Prompt:
     """Read a prompt of a model that answers with values: it has no messages and no template."""
     if params.input_ids:
+        for name, value in (("text_pair", pair), ("prompt_name", params.prompt_name)):
+            # Where pairs are usual, Triton asks for an empty one.
+            if value:
+                raise invalid_value(name, "cannot be put beside input_ids: send text_input")
         ids = _checked_ids(params.input_ids, parts.tokenizer)
-        return Prompt(text, reading.cut_ids(ids, params, parts.generator.context_length), params)
+        return Prompt(text, reading.whole_ids(ids, params, parts.generator.context_length), params)
     if not text and params.prompt_only:
         return Prompt("", [], params)
     if not text:
