@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
 FAILED = 8
-"""The exit code if a check fails."""
+"""The exit code if a check fails, or is not finished."""
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -106,7 +106,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     What it answers should be what the model says. Any server: a model of a Triton with text
     tensors, or one with OpenAI's API. With --against, answers are compared with the model's own,
     run on this machine; without, with one another. A difference that rounding explains is no
-    fault, and is said. The exit code is 8 if there are faults.
+    fault, and is said. The exit code is 8 if there are faults, or if the budget ended it early.
 
     \b
     llmserve certify demo --against demo
@@ -137,9 +137,8 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
         report = run_checks(exam, checks, on_start=start)
     changed = None if before is None else changes(before, report)
     _write(report, changed, options)
-    if changed is not None:
-        return FAILED if any(change.is_worse for change in changed) else 0
-    return FAILED if report.faults else 0
+    worse = report.faults if changed is None else [c for c in changed if c.is_worse]
+    return FAILED if worse or not report.is_finished else 0
 
 
 def _chosen(checks: list[Check], only: tuple[str, ...]) -> list[Check]:

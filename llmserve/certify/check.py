@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Severity = Literal["critical", "major", "minor"]
 Need = Literal["reference", "chat", "stream", "reason", "counts"]
 Task = Literal["generate", "values"]
-State = Literal["passed", "failed", "undecided", "skipped"]
+State = Literal["passed", "failed", "undecided", "skipped", "unfinished"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "major", "minor")
 
 

@@ -58,7 +58,8 @@ def as_junit(report: Report) -> str:
     lines = [
         '<?xml version="1.0" encoding="utf-8"?>',
         f'<testsuite name={_attribute(f"llmserve certify {name}")} tests="{len(report.verdicts)}" '
-        f'failures="{counted["failed"]}" skipped="{counted["skipped"] + counted["undecided"]}" '
+        f'failures="{counted["failed"]}" errors="{counted["unfinished"]}" '
+        f'skipped="{counted["skipped"] + counted["undecided"]}" '
         f'time="{report.seconds}" timestamp={_attribute(report.date)}>',
         *(line for verdict in report.verdicts for line in _case(verdict)),
         "</testsuite>",
@@ -75,7 +76,8 @@ def _case(verdict: Verdict) -> Sequence[str]:
     if verdict.state == "failed":
         details = _text("\n".join(line for line in evidence(verdict)))
         return [f"{head}>", f"    <failure message={message}>{details}</failure>", "  </testcase>"]
-    return [f"{head}>", f"    <skipped message={message}/>", "  </testcase>"]
+    kind = "error" if verdict.state == "unfinished" else "skipped"
+    return [f"{head}>", f"    <{kind} message={message}/>", "  </testcase>"]
 
 
 def evidence(verdict: Verdict) -> list[str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, get_args
 
 from llmserve.certify.check import Check, State, Verdict
 from llmserve.certify.checks import CHECKS
@@ -47,8 +47,19 @@ class Report:
         return sorted(found, key=lambda verdict: order.index(verdict.severity))
 
     def counted(self) -> dict[str, int]:
-        states: tuple[State, ...] = ("passed", "failed", "undecided", "skipped")
-        return {state: sum(v.state == state for v in self.verdicts) for state in states}
+        return {state: sum(v.state == state for v in self.verdicts) for state in get_args(State)}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether something was decided, and the budget cut nothing off."""
+        counted = self.counted()
+        return not counted["unfinished"] and counted["passed"] + counted["failed"] > 0
+
+    @property
+    def title(self) -> str:
+        if self.faults:
+            return "faults"
+        return "certified" if self.is_finished else "not finished"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -144,8 +155,10 @@ def _run(exam: Examination, check: Check) -> Verdict:
         state, words = "failed", error.words
         expected, got = _shown(error.expected), _shown(error.got)
         curl = error.curl or (exam.endpoint.curl(error.ask) if error.ask else "")
-    except (NotOffered, OutOfBudget) as error:
+    except NotOffered as error:
         state, words = "skipped", error.words
+    except OutOfBudget as error:
+        state, words = "unfinished", error.words
     except Outcome as error:
         state, words = "undecided", error.words
     except (Refusal, Gone) as error:

@@ -66,6 +66,25 @@ def test_junit_is_xml_whatever_a_server_says() -> None:
     assert second[0].tag == "skipped"
 
 
+@pytest.mark.parametrize(
+    ("states", "title", "words"),
+    [
+        (("passed", "skipped"), "certified", "1 checks passed, none failed, 1 skipped"),
+        (("passed", "unfinished"), "not finished", "not finished: 1 checks passed, none failed"),
+        (("skipped", "undecided"), "not finished", "not finished: 0 checks passed"),
+        (("failed", "unfinished"), "faults", "1 unfinished"),
+    ],
+)
+def test_only_what_was_decided_is_certified(
+    states: tuple[str, ...], title: str, words: str
+) -> None:
+    made = report(*(verdict(str(number), state) for number, state in enumerate(states)))
+    assert f"<title>m&lt;1&gt;: {title}</title>" in page(made)
+    assert words in page(made)
+    root = ElementTree.fromstring(as_junit(made))
+    assert len(root.findall("*/error")) == int(root.attrib["errors"]) == states.count("unfinished")
+
+
 def test_a_baseline_tells_what_has_changed(tmp_path: Path) -> None:
     before = report(verdict("a", "passed"), verdict("b", "failed"), verdict("c", "passed"))
     file = tmp_path / "before.json"
@@ -132,10 +151,16 @@ def test_a_server_that_refuses_a_plain_request_may_need_an_option(url: str) -> N
 def test_the_budget_is_kept(url: str) -> None:
     code, output = run(url, "--budget", "30", "--json", "-", "--only", "own-answer")
     content = json.loads(output[output.index("{") :])
-    assert code == 0
+    assert code == 8
     assert content["requests"] <= 30
-    assert content["verdicts"][0]["state"] == "skipped"
+    assert content["verdicts"][0]["state"] == "unfinished"
     assert "budget" in content["verdicts"][0]["words"]
+
+
+def test_a_run_that_decides_nothing_is_no_success(url: str) -> None:
+    code, output = run(url, "--only", "greedy-is-the-models")
+    assert code == 8
+    assert "not finished: 0 checks passed, none failed, 1 skipped" in output
 
 
 def test_a_server_that_does_not_answer_is_no_fault_of_a_check() -> None:
