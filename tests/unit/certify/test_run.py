@@ -1,0 +1,52 @@
+"""How checks are run: what ends one of them, and what that does to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmserve.certify import Check, Examination, Verdict, run_checks
+from llmserve.certify.checks import CHECKS
+from llmserve.certify.endpoint import Ask, Reply
+from tests.scripted import Scripted
+from tests.toy_server import ToyModel
+
+
+def verdicts(exam: Examination, *names: str, more: Sequence[Check] = ()) -> list[Verdict]:
+    checks = [check for check in CHECKS if check.name in names]
+    return [*run_checks(exam, [*more, *checks]).verdicts]
+
+
+def test_a_check_that_ends_with_an_error_loses_no_other() -> None:
+    def wrong(exam: Examination) -> None:
+        raise LookupError("no such\nplace")
+
+    own = Check(name="own", severity="minor", promise="it is", meaning="it is not", run=wrong)
+    first, second = verdicts(
+        Examination(Scripted(lambda prompt, asked: " yes")), "repeatable", more=[own]
+    )
+    assert (first.state, second.state) == ("undecided", "passed")
+    assert first.words == "the check ends with LookupError: no such place"
+
+
+def test_a_template_that_refuses_a_part_of_a_chat_is_no_reason_to_end() -> None:
+    class Strict(ToyModel):
+        """Has a template that takes an answer of a tool only after its call."""
+
+        def render(self, messages: Sequence[Mapping[str, Any]], *, opened: bool = True) -> str:
+            if messages[0]["role"] == "tool":
+                raise ValueError("roles must alternate")
+            return super().render(messages, opened=opened) + "weather" * any(
+                "tool_calls" in message for message in messages
+            )
+
+    class Talking(Scripted):
+        chats = True
+
+        def ask(self, ask: Ask) -> Reply:
+            return Reply(" zzz of nobody", input_tokens=1 if ask.messages else None)
+
+    exam = Examination(Talking(lambda prompt, asked: ""), Strict())
+    (found,) = verdicts(exam, "chat-tools")
+    assert found.state == "failed"
+    assert "tokens there and" in found.words
