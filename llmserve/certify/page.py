@@ -29,7 +29,8 @@ small { color: #5d6670; }
 @media (prefers-color-scheme: dark) {
   body { color: #e4e7ea; background: #16191c; } pre { background: #22262b; }
   th, td { border-color: #3a4047; } .passed { color: #6fca78; } .failed { color: #ff8a80; }
-  .undecided, .unfinished { color: #e8b14b; } .skipped, small, .facts td:first-child { color: #a3abb3; } }
+  .undecided, .unfinished { color: #e8b14b; }
+  .skipped, small, .facts td:first-child { color: #a3abb3; } }
 """
 
 

@@ -15,13 +15,13 @@ from tests.scripted import Scripted
 from tests.toy_server import ToyModel
 
 
-def penalise(name: str, exam: Examination) -> None:
+def run(name: str, exam: Examination) -> None:
     next(check for check in CHECKS if check.name == name).run(exam)
 
 
 def test_a_penalty_that_changes_nothing_proves_nothing() -> None:
     with pytest.raises(Undecided, match="changes none of 4 answers"):
-        penalise("presence-penalty", Examination(Scripted(lambda prompt, asked: " yes")))
+        run("presence-penalty", Examination(Scripted(lambda prompt, asked: " yes")))
 
 
 def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> None:
@@ -35,7 +35,7 @@ def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> Non
 
     exam = Examination(Scripted(lambda prompt, asked: ""), Certain())
     with pytest.raises(Undecided, match="changes none of 4 answers"):
-        penalise("presence-penalty", exam)
+        run("presence-penalty", exam)
 
 
 def test_a_penalty_is_tried_where_it_changes_something() -> None:
@@ -54,4 +54,13 @@ def test_a_penalty_is_tried_where_it_changes_something() -> None:
         return " the" * 24 if prompt == PROMPTS[7] else ""
 
     with pytest.raises(Broken, match="accepted and ignored"):
-        penalise("frequency-penalty", Examination(Scripted(ignoring), Repeating()))
+        run("frequency-penalty", Examination(Scripted(ignoring), Repeating()))
+
+
+@pytest.mark.parametrize(("precision", "outcome"), [("bfloat16", Broken), ("int4", Undecided)])
+def test_rounded_weights_may_draw_from_another_distribution(
+    precision: str, outcome: type[Exception]
+) -> None:
+    exam = Examination(Scripted(lambda prompt, asked: " the"), ToyModel(), precision)
+    with pytest.raises(outcome, match="not drawn as the model says"):
+        run("sampling-distribution", exam)
