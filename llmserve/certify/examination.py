@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
 from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
+from llmserve.contract.tasks import GENERATE
 
 if TYPE_CHECKING:
     from llmserve.certify.encoder import Encoder, Vector
@@ -272,6 +273,13 @@ class Examination:
         if self._share is None:
             self._share = self.encoder.noise(self.precision, self.prompts[:5])
         return _TIMES * self._share + _ROUNDING_SHARE
+
+    @property
+    def known_margin(self) -> float | None:
+        """The margin of either kind, as far as it is known without asking and computing more."""
+        if self.endpoint.task == GENERATE:
+            return self.margin if self.reference is None or self._noise is not None else None
+        return self.value_margin if self.encoder is None or self._share is not None else None
 
     def ids_of(self, ask: Ask) -> list[int]:
         if ask.messages:

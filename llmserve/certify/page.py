@@ -81,8 +81,9 @@ def _facts(facts: Mapping[str, Any]) -> str:
 def _against(report: Report) -> str:
     if report.against is None:
         return "<p>Itself: no model was given to compare with (<code>--against</code>).</p>"
-    margin = "" if report.margin is None else f"{report.margin:.3g} logits"
-    facts = {**report.against, "precision": report.precision, "which explains": margin}
+    facts = {**report.against, "precision": report.precision}
+    if report.margin is not None:
+        facts["which explains"] = f"{report.margin:.3g} logits"
     return _facts(facts)
 
 

@@ -109,7 +109,7 @@ def run_checks(
         round(time.monotonic() - began, 1),
         exam.quick,
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        margin=exam.margin if endpoint.task == GENERATE else exam.value_margin,
+        margin=exam.known_margin,
     )
 
 

@@ -8,6 +8,9 @@ from typing import Any
 from llmserve.certify import Check, Examination, Verdict, run_checks
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.endpoint import Ask, Reply
+from llmserve.certify.examination import Budget
+from llmserve.certify.page import page
+from llmserve.certify.reference import Noise
 from tests.scripted import Scripted
 from tests.toy_server import ToyModel
 
@@ -50,3 +53,25 @@ def test_a_template_that_refuses_a_part_of_a_chat_is_no_reason_to_end() -> None:
     (found,) = verdicts(exam, "chat-tools")
     assert found.state == "failed"
     assert "tokens there and" in found.words
+
+
+def test_rounding_is_measured_only_if_a_check_asks_how_much_it_explains() -> None:
+    class Measured(ToyModel):
+        measured = 0
+
+        def noise(self, precision: str, sequences: Sequence[Sequence[int]]) -> Noise:
+            self.measured += 1
+            return super().noise(precision, sequences)
+
+    def answer(prompt: str, asked: int) -> str:
+        return f"{prompt} yes"
+
+    model, check = Measured(), [check for check in CHECKS if check.name == "empty-prompt"]
+    # Answers that begin with their prompts are forgotten, and would be asked for once more.
+    exam = Examination(Scripted(answer), model, budget=Budget(requests=11))
+    report = run_checks(exam, check)
+    assert (report.margin, report.requests, model.measured) == (None, 11, 0)
+    assert "which explains" not in page(report)
+    report = run_checks(Examination(Scripted(answer), model), CHECKS)
+    assert report.margin
+    assert model.measured == 1
