@@ -89,7 +89,7 @@ class Examination:
         self._end = time.monotonic() + self.budget.seconds
         self._alone: dict[tuple[Any, ...], Reply] = {}
         self._walks: dict[tuple[Any, ...], Walk] = {}
-        self._offered: dict[str, str | None] = {}
+        self._offered: dict[tuple[str, str], str | None] = {}
         self._noise: Noise | None = None
         self._share: float | None = None
         self.kept: dict[Any, Any] = {}
@@ -223,20 +223,21 @@ class Examination:
         return False
 
     def offer(self, option: str, value: Any, **others: Any) -> None:
-        """Raise :class:`NotOffered` if the endpoint refuses an option."""
+        """Raise :class:`NotOffered` if the endpoint refuses an option with this value."""
         if not self.takes(option):
             raise NotOffered(f"the model has no input {option}")
-        if option not in self._offered:
+        key = option, repr(value)
+        if key not in self._offered:
             ask = self.greedy(self.prompts[0], 2, **others, **{option: value})
             try:
                 self.try_ask(ask)
             except Refusal as error:
-                self._offered[option] = f"{option} is refused: {error.words}"
+                self._offered[key] = f"{option} is refused: {error.words}"
             except Gone as error:
                 raise Broken(f"{option} gets no answer: {error.problem}", ask=ask) from None
             else:
-                self._offered[option] = None
-        if (words := self._offered[option]) is not None:
+                self._offered[key] = None
+        if (words := self._offered[key]) is not None:
             raise NotOffered(words)
 
     # Comparisons

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.certify import Check, Examination, Verdict, run_checks
+import pytest
+
+from llmserve.certify import Check, Examination, NotOffered, Refusal, Verdict, run_checks
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Budget
@@ -75,3 +77,18 @@ def test_rounding_is_measured_only_if_a_check_asks_how_much_it_explains() -> Non
     report = run_checks(Examination(Scripted(answer), model), CHECKS)
     assert report.margin
     assert model.measured == 1
+
+
+def test_a_value_that_is_refused_says_nothing_of_another() -> None:
+    class Picky(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            if ask.options.get("top_k") == 0:
+                raise Refusal(400, "top_k must be positive")
+            return super().ask(ask)
+
+    exam = Examination(Picky(lambda prompt, asked: " yes"))
+    for _ in range(2):
+        exam.offer("top_k", 1)
+        with pytest.raises(NotOffered, match="must be positive"):
+            exam.offer("top_k", 0)
+    assert exam.asked == 2
