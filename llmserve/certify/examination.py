@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from llmserve.certify.at_once import at_once
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
 from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
@@ -181,8 +182,7 @@ class Examination:
 
     def values_together(self, requests: Sequence[Sequence[str]]) -> list[list[Vector]]:
         """Return the values of the texts of several requests that run at once."""
-        with ThreadPoolExecutor(min(len(requests), self.concurrency)) as pool:
-            return list(pool.map(self.values, requests))
+        return at_once([partial(self.values, texts) for texts in requests], self.concurrency)
 
     def forget_answers(self) -> None:
         self._alone.clear()
@@ -198,8 +198,7 @@ class Examination:
                 time.sleep(delay * next(numbers))
             return self.ask(ask)
 
-        with ThreadPoolExecutor(min(len(asks), most or self.concurrency)) as pool:
-            return list(pool.map(job, asks))
+        return at_once([partial(job, ask) for ask in asks], most or self.concurrency)
 
     def gather(self, asks: Sequence[Ask]) -> list[Reply | Refusal]:
         """Return the answers to requests that run at once, of which some may be refused."""
@@ -212,8 +211,7 @@ class Examination:
             except Gone as error:
                 raise _no_answer(ask, error) from None
 
-        with ThreadPoolExecutor(min(len(asks), self.concurrency)) as pool:
-            return list(pool.map(job, asks))
+        return at_once([partial(job, ask) for ask in asks], self.concurrency)
 
     def is_refused(self, ask: Ask) -> bool:
         try:
@@ -329,6 +327,10 @@ class Examination:
         worst = found.worst
         allowed = self.margin if margin is None else margin
         return found.is_complete and (worst is None or worst.gap <= allowed)
+
+    def is_tie(self, ask: Ask, answer: Reply) -> bool:
+        """Whether the model, if it is there, could answer so as well but for rounding."""
+        return self.reference is not None and self.is_explained(self.walk(ask, answer))
 
     def expect_model(self, ask: Ask, answer: Reply, doing: str) -> Walk:
         """Expect that the model, led along an answer, takes no other token."""
