@@ -9,6 +9,7 @@ import pytest
 
 from llmserve.certify import Broken, Examination
 from llmserve.certify.checks import CHECKS
+from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import PROMPTS
 from llmserve.certify.outcome import Undecided
 from tests.scripted import Scripted
@@ -64,3 +65,23 @@ def test_rounded_weights_may_draw_from_another_distribution(
     exam = Examination(Scripted(lambda prompt, asked: " the"), ToyModel(), precision)
     with pytest.raises(outcome, match="not drawn as the model says"):
         run("sampling-distribution", exam)
+
+
+@pytest.mark.parametrize(("reference", "chance"), [(False, "0.04"), (True, "0.004")])
+def test_it_is_told_how_likely_an_option_without_effect_goes_unseen(
+    reference: bool, chance: str
+) -> None:
+    """Without the model one answer of eight may be another one, so less is seen."""
+
+    class Half(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            is_hot = ask.options.get("temperature") and "top_k" not in ask.options
+            # Of two prompts, the answers at a high temperature are the likeliest ones.
+            return Reply(" no" if is_hot and ask.prompt in PROMPTS[:2] else " yes")
+
+    exam = Examination(Half(lambda prompt, asked: ""), ToyModel() if reference else None)
+    run("top-k", exam)
+    assert exam.notes == [
+        "without it, 4 of 8 answers are the likeliest one; that it is ignored goes unseen with a "
+        f"probability of {chance}"
+    ]
