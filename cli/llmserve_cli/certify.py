@@ -125,6 +125,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     if model is None:
         raise UsageError("MODEL is missing", hint="name a served model, or give --list")
     before = read_states(options["baseline"]) if options["baseline"] else None
+    _check_files(options)
     with Status("connecting") as status, _examination(model, options, status) as exam:
         # What is asked for by its name is run, whatever --quick leaves out.
         exam.quick = options["quick"] and not options["only"]
@@ -195,6 +196,24 @@ def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
         yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http, always=always)
 
 
+def _check_files(options: dict[str, Any]) -> None:
+    """See that the report can be written, before it takes minutes to make."""
+    folder: Path | None = options["report"]
+    files = [options["json_file"], options["junit"], folder and folder / "index.html"]
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            if path and str(path) != "-":
+                is_new = not path.exists()
+                path.open("a").close()
+                if is_new:
+                    path.unlink()
+    except OSError as error:
+        words = f"{error.filename} cannot be written: {error.strerror}"
+        raise UsageError(words, hint="give another place") from None
+
+
 def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]) -> None:
     from llmserve.certify.output import as_json, as_junit
     from llmserve.certify.page import page
@@ -209,7 +228,6 @@ def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]
     if options["junit"]:
         options["junit"].write_text(as_junit(report), encoding="utf-8")
     if folder := options["report"]:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "index.html").write_text(page(report, changed), encoding="utf-8")
         (folder / "report.json").write_text(as_json(report), encoding="utf-8")
         click.echo(f"{folder / 'index.html'}", err=True)

@@ -21,14 +21,17 @@ class Change(NamedTuple):
     name: str
     before: str | None
     after: str | None
-
-    @property
-    def is_worse(self) -> bool:
-        return self.after == "failed"
+    is_worse: bool
+    """Whether it is a fault now; one that follows from another is no worse than that."""
 
 
 def as_json(report: Report) -> str:
-    return json.dumps(report.as_json(), indent=2, ensure_ascii=False, default=str)
+    return writable(json.dumps(report.as_json(), indent=2, ensure_ascii=False, default=str))
+
+
+def writable(text: str) -> str:
+    """Return a text as a file can have it: a server may send halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_states(path: Path) -> dict[str, str]:
@@ -44,11 +47,13 @@ def read_states(path: Path) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], report: Report) -> list[Change]:
-    """Return what has changed, except that the budget or the machine decided."""
-    after = {verdict.name: verdict.state for verdict in report.verdicts}
-    names = [*after, *(name for name in before if name not in after)]
-    found = [Change(name, before.get(name), after.get(name)) for name in names]
-    return [change for change in found if change.before != change.after]
+    """Return what has changed; that a check is not finished says nothing of the server."""
+    found = [Change(v.name, before.get(v.name), v.state, v.is_fault) for v in report.verdicts]
+    known = {verdict.name for verdict in report.verdicts}
+    found += [
+        Change(name, state, None, False) for name, state in before.items() if name not in known
+    ]
+    return [c for c in found if c.before != c.after and c.after != "unfinished"]
 
 
 def as_junit(report: Report) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from llmserve.certify.check import Verdict
-from llmserve.certify.output import Change
+from llmserve.certify.output import Change, writable
 from llmserve.certify.run import Report
 
 _STYLE = """
@@ -57,7 +57,7 @@ def page(report: Report, changed: Sequence[Change] | None = None) -> str:
         f"llmserve {escape(report.version)}{', --quick' if report.quick else ''}</small></p>",
         "</body></html>",
     ]
-    return "\n".join(parts) + "\n"
+    return writable("\n".join(parts) + "\n")
 
 
 def result(report: Report) -> str:
@@ -83,7 +83,7 @@ def _against(report: Report) -> str:
         return "<p>Itself: no model was given to compare with (<code>--against</code>).</p>"
     facts = {**report.against, "precision": report.precision}
     if report.margin is not None:
-        facts["which explains"] = f"{report.margin:.3g} logits"
+        facts["which explains"] = f"{report.margin:.3g} {report.unit}"
     return _facts(facts)
 
 

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, get_args
 
-from llmserve.certify.check import Check, State, Verdict
+from llmserve.certify.check import Check, Severity, State, Verdict
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.answers import find_echo, find_refused
 from llmserve.certify.endpoint import Gone, Refusal
 from llmserve.certify.examination import Examination
 from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
+from llmserve.client.openai import KEY
 from llmserve.contract.tasks import GENERATE
 from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
 from llmserve.plugins.registry import Registry
@@ -37,12 +38,14 @@ class Report:
     date: str = ""
     version: str = __version__
     margin: float | None = None
+    unit: str = "logits"
+    """What the margin is a number of."""
     format: int = field(default=1)
 
     @property
     def faults(self) -> list[Verdict]:
         """The failures that no other failure explains, the worst first."""
-        order = ("critical", "major", "minor")
+        order = get_args(Severity)
         found = [verdict for verdict in self.verdicts if verdict.is_fault]
         return sorted(found, key=lambda verdict: order.index(verdict.severity))
 
@@ -100,6 +103,7 @@ def run_checks(
     verdicts = [replace(v, cause=_cause(v, by_name[v.name], verdicts)) for v in verdicts]
     endpoint, reference = exam.endpoint, exam.reference or exam.encoder
     subject = {"model": endpoint.model, "at": endpoint.url, "api": endpoint.kind}
+    unit = "logits" if endpoint.task == GENERATE else "of the length of a vector"
     return Report(
         {**subject, **endpoint.describe()},
         {"model": reference.name, **reference.describe()} if reference else None,
@@ -110,6 +114,7 @@ def run_checks(
         exam.quick,
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
         margin=exam.known_margin,
+        unit=unit,
     )
 
 
@@ -132,7 +137,8 @@ def _begin(exam: Examination) -> None:
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
     except Refusal as error:
-        hint = "if it needs an option, give it with --set"
+        is_key = error.status in (401, 403)
+        hint = f"set {KEY}" if is_key else "if it needs an option, give it with --set"
         raise RequestRejectedError(
             f"the server refuses the first request: {error.words}", hint=hint
         ) from None

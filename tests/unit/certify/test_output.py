@@ -102,6 +102,28 @@ def test_a_baseline_tells_what_has_changed(tmp_path: Path) -> None:
         read_states(file)
 
 
+def test_what_follows_from_a_known_failure_is_no_worse() -> None:
+    now = report(BAD, verdict("b", "failed", cause="a"))
+    (found,) = changes({"a": "failed", "b": "passed"}, now)
+    assert (found.name, found.is_worse) == ("b", False)
+
+
+def test_that_the_budget_ends_a_check_is_no_change() -> None:
+    now = report(verdict("a", "unfinished"), verdict("b", "unfinished"), verdict("c", "failed"))
+    (found,) = changes({"a": "passed", "c": "unfinished"}, now)
+    assert (found.name, found.is_worse) == ("c", True)
+
+
+def test_halves_of_characters_are_written_as_escapes() -> None:
+    half = "\ud83d"
+    made = report(verdict("a", "failed", words=half, got=half, curl=half, notes=(half,)))
+    made.subject["version"] = half  # type: ignore[index]
+    for text in (page(made), as_json(made), as_junit(made)):
+        text.encode()
+        assert "\\ud83d" in text
+    assert json.loads(as_json(made))["verdicts"][0]["got"] == half
+
+
 def test_a_failure_that_another_explains_is_no_fault_of_its_own() -> None:
     explained = verdict("b", "failed", cause="a")
     assert report(BAD, explained).faults == [BAD]
@@ -135,6 +157,25 @@ def test_the_command_writes_what_it_is_asked_for(url: str, tmp_path: Path) -> No
     code, output = run(url, *only, "--baseline", str(tmp_path / "r.json"))
     assert code == 0
     assert "nothing has changed" in output
+
+
+def test_files_that_cannot_be_written_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    for name in ("--json", "--junit", "--report"):
+        (tmp_path / "file").write_text("kept", encoding="utf-8")
+        wrong = tmp_path / "file" / "r" if name == "--report" else tmp_path / "none" / "r"
+        with pytest.raises(UsageError, match=r"r cannot be written: .* directory"):
+            run("http://127.0.0.1:1/v1", name, str(wrong))
+    # Nothing is left of a file that could be written, if then no server answers.
+    with pytest.raises(UnreachableError):
+        run(
+            "http://127.0.0.1:1/v1",
+            "--json",
+            str(tmp_path / "r"),
+            "--junit",
+            str(tmp_path / "file"),
+        )
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
+    assert not (tmp_path / "r").exists()
 
 
 def test_an_option_is_sent_with_every_request(url: str) -> None:

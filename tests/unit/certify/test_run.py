@@ -13,6 +13,7 @@ from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Budget
 from llmserve.certify.page import page
 from llmserve.certify.reference import Noise
+from llmserve.errors import RequestRejectedError
 from tests.scripted import Scripted
 from tests.toy_server import ToyModel
 
@@ -92,3 +93,13 @@ def test_a_value_that_is_refused_says_nothing_of_another() -> None:
         with pytest.raises(NotOffered, match="must be positive"):
             exam.offer("top_k", 0)
     assert exam.asked == 2
+
+
+@pytest.mark.parametrize(("status", "hint"), [(401, "set OPENAI_API_KEY"), (400, "--set")])
+def test_a_refusal_of_the_first_request_has_a_hint(status: int, hint: str) -> None:
+    def refuse(prompt: str, asked: int) -> str:
+        raise Refusal(status, "no")
+
+    with pytest.raises(RequestRejectedError) as found:
+        run_checks(Examination(Scripted(refuse)), CHECKS)
+    assert hint in str(found.value)
