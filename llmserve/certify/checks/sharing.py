@@ -214,8 +214,9 @@ def _bad_neighbour(exam: Examination) -> None:
             return
 
     good: list[Callable[[], Reply | None]] = [partial(exam.ask, ask) for ask in asks]
-    others = [partial(disturb, number) for number in range(len(asks))]
-    found = at_once([*good, *others], 2 * len(asks))
+    others: list[Callable[[], None]] = [partial(disturb, number) for number in range(len(asks))]
+    calls: list[Callable[[], Reply | None]] = [*good, *others]
+    found = at_once(calls, 2 * len(asks))
     answers = [answer for answer in found if answer is not None]
     exam.expect_each(asks, alone, answers, "when requests beside it are refused")
 

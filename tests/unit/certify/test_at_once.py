@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -57,8 +58,9 @@ def test_an_error_waits_for_what_runs_and_begins_nothing_more() -> None:
         time.sleep(0.02)
         ended.add(number)
 
+    calls: list[Callable[[], None]] = [fail, *(partial(call, number) for number in range(9))]
     with pytest.raises(LookupError, match="first"):
-        at_once([fail, *(partial(call, number) for number in range(9))], 2)
+        at_once(calls, 2)
     assert begun == ended
     assert len(begun) < 9
 
