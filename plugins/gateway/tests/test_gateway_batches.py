@@ -357,7 +357,7 @@ def test_a_line_that_is_asked_again_costs_its_key_one_request(
     assert model.asked == {"busy 1": 2, "busy 2": 2, "live": 1}
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < deadline

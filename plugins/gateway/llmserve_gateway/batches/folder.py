@@ -68,7 +68,7 @@ class Shelf(Generic[_R]):
         return self._by_owner.get(owner, {}).get(name)
 
     def of(self, owner: str) -> list[_R]:
-        return [*self._by_owner.get(owner, {}).values()]
+        return list(self._by_owner.get(owner, {}).values())
 
     def all(self) -> list[_R]:
         return [record for own in self._by_owner.values() for record in own.values()]
