@@ -89,11 +89,13 @@ def test_options_change_the_answer_as_everywhere(triton: LiveTriton, model: str)
 def test_what_a_prompt_shares_with_an_earlier_one_is_not_computed_again(
     triton: LiveTriton, model: str
 ) -> None:
-    prompt = "so " * 300
+    # Other tests ask the same model, and one of them with nothing but "so".
+    prompt = "Nobody else begins with this: " + "so " * 300
     first = triton.client.generate(model, prompt, max_tokens=2)
     again = triton.client.generate(model, prompt, max_tokens=2)
     assert first.text == again.text
-    assert (first.extra["num_cached_tokens"], again.extra["num_cached_tokens"]) == (0, 256)
+    assert first.extra["num_cached_tokens"] == 0
+    assert again.extra["num_cached_tokens"] >= 256
 
 
 def test_streams_that_are_abandoned_end_in_vllm_at_once(triton: LiveTriton, model: str) -> None:
