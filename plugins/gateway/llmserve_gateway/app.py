@@ -20,7 +20,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError, ServerError
-from llmserve.runtime.contract import OPTIONS
+from llmserve.runtime.contract import IMAGE_URL, OPTIONS
 from llmserve.server import ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.batches.folder import Folder
@@ -30,7 +30,15 @@ from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
-from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
+from llmserve_gateway.gateway import (
+    AnyDialect,
+    Dialect,
+    Gateway,
+    Settings,
+    ValueDialect,
+    check_images,
+    log,
+)
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, json_response
@@ -198,7 +206,8 @@ class Routes:
         if messages is not None and prompt is not None:
             raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
-            options["messages"] = read_messages(messages)
+            options["messages"], images = read_messages(messages)
+            options |= images
             options["chat_template_kwargs"] = fields.option(OPTIONS["chat_template_kwargs"])
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
@@ -230,7 +239,7 @@ class Routes:
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         parsed = anthropic.read_messages_request(await _body(request), count_only=True)
         self._gateway.check_model(key, parsed.model)
-        names = ("messages", "chat_template_kwargs")
+        names = ("messages", "chat_template_kwargs", IMAGE_URL.name)
         options = {name: parsed.options[name] for name in names if name in parsed.options}
         async with self._loaded(request, key, parsed.model):
             info = await self._catalog.info(parsed.model)
@@ -338,6 +347,7 @@ class Routes:
             self._gateway.load(key, prompt, timeout),
             self._gateway.admit(key, prompt, timeout),
         ):
+            check_images(await self._catalog.info(prompt.model), prompt)
             return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:

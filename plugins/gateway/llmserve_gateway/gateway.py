@@ -27,6 +27,7 @@ from llmserve.runtime.contract import (
     EMBED,
     FILL_CONTEXT,
     GENERATE,
+    IMAGE_URL,
     INCLUDE_STOP,
     INT32,
     RERANK,
@@ -403,6 +404,8 @@ class Gateway:
             info = await self.catalog.info(request.model)
             record.model = info.name
             check_task(info, request.tasks)
+            if isinstance(request, ParsedRequest):
+                check_images(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             if isinstance(request, ValueRequest):
@@ -600,6 +603,13 @@ def check_task(info: ModelInfo, tasks: Sequence[str]) -> None:
     needed = " or ".join(f"one that {TASKS[task].does}" for task in tasks)
     what = f"{info.name!r} {task_of(info.task).does}{where}: this needs {needed}"
     raise bad_request(what, "model", "unsupported_task")
+
+
+def check_images(info: ModelInfo, request: ParsedRequest) -> None:
+    """Refuse images that a model cannot be sent: one that can has an input for them."""
+    if IMAGE_URL.name in request.options and IMAGE_URL.name not in info.inputs:
+        what = f"{info.name!r} reads only text: it has no input {IMAGE_URL.name} for images"
+        raise bad_request(what, "messages", "unsupported_parameter")
 
 
 def check_cut(at: tuple[str, int], context: int | None) -> None:

@@ -23,8 +23,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequests, answer_line, open_answers
+from llmserve.client import BatchRequest, BatchRequests, answer_line, open_answers
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
+from llmserve_cli.batch_requests import LONGEST_PAUSE, Response, Server, _Tries
 from llmserve_cli.group import cli
 
 
@@ -212,6 +213,19 @@ def test_a_failed_request_is_a_line_with_an_error_and_the_others_go_on(
     again = batch(source, tmp_path / "out", server)
     assert isinstance(again.exception, RequestRejectedError)
     assert server.received["refused"] == 1
+
+
+def test_a_request_is_sent_again_however_often_it_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> Response:
+        return Response(429, {}, b"{}")
+
+    monkeypatch.setattr(Server, "_send", full)
+    tries = _Tries(count=5000)
+    request = BatchRequest(1, "a", "m", "/v1/completions", 0, 1)
+    assert Server("http://127.0.0.1:1/v1", 1.0, 600.0)._attempt(request, b"{}", tries) is None
+    assert tries.pause == LONGEST_PAUSE
 
 
 def test_a_model_that_stays_full_costs_the_patience_once(tmp_path: Path, server: Script) -> None:
