@@ -161,8 +161,9 @@ def _read(distribution: metadata.Distribution) -> _Package:
         requires = tuple(distribution.requires or ())
         return _Package(distribution.name, distribution.version, requires)
     fields: dict[str, list[str]] = {"name": [], "version": [], "requires-dist": []}
-    # After the first blank line is the description, which may say anything.
-    for name, value in _FIELD.findall(re.split(r"\n[ \t]*\n", text, maxsplit=1)[0]):
+    # After the first empty line is the description, which may say anything. A line of spaces is not
+    # one: a license may have it.
+    for name, value in _FIELD.findall(re.split(r"\r?\n\r?\n", text, maxsplit=1)[0]):
         fields[name.lower()].append(" ".join(value.split()))
     return _Package(fields["name"][0], fields["version"][0], tuple(fields["requires-dist"]))
 

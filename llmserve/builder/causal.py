@@ -130,7 +130,9 @@ def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool)
         )
     if not has_code and any(name.endswith(kind.suffixes) for name in names):
         return
-    if (kind is CAUSAL or not names) and _loads(config, kind):
+    # A model that labels texts has no head for tokens, of whatever type it is.
+    labels = any(name.endswith(CLASSIFIER.suffixes) for name in names)
+    if ((kind is CAUSAL and not labels) or not names) and _loads(config, kind):
         return
     if has_code and trust_remote_code:
         return

@@ -72,7 +72,10 @@ def test_only_the_fields_of_metadata_count(site: Path) -> None:
     describe(site, "tokenizers", "0.1")
     metadata = site / "folded-1.2.dist-info" / "METADATA"
     describe(site, "folded", requires=["tokenizers>=0.23,\n        <1"])
-    metadata.write_text(metadata.read_text() + "\nRequires-Dist: tokenizers>=7\nName: other\n")
+    license_field = "License: First,\n        \n        second.\n"
+    metadata.write_text(
+        license_field + metadata.read_text() + "\nRequires-Dist: tokenizers>=7\nName: other\n"
+    )
     # The older form, whose METADATA is called otherwise.
     old = site / "old.egg-info"
     old.mkdir()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError, ServerError
-from llmserve.runtime.contract import OPTIONS
+from llmserve.runtime.contract import IMAGE_URL, OPTIONS
 from llmserve.server import ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.batches.folder import Folder
@@ -26,12 +28,20 @@ from llmserve_gateway.batches.routes import BatchRoutes
 from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
-from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
+from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
-from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
+from llmserve_gateway.gateway import (
+    AnyDialect,
+    Dialect,
+    Gateway,
+    Settings,
+    ValueDialect,
+    check_images,
+    log,
+)
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
-from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
+from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, json_response
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
 from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
@@ -45,6 +55,8 @@ from llmserve_gateway.value_requests import (
 from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
 PAGE = Path(__file__).with_name("page")
+_MAX_CHANGES = 4
+"""How many orders to load or unload a model run at once."""
 _END_SECONDS = 5.0
 """How long what runs beside requests may take to end."""
 _METRICS_TYPE = "text/plain; version=0.0.4"
@@ -126,20 +138,23 @@ class Routes:
         self._gateway = gateway
         self._catalog = gateway.catalog
         self._cache_usage = CacheUsage([*gateway.settings.metrics.values()])
+        # Not the threads that everything else waits for: a load may take minutes.
+        self._changes = ThreadPoolExecutor(_MAX_CHANGES, "llmserve-loads")
+        self._changing = 0
 
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
         names = await self._offered(key)
         loadable = {report["name"]: report for report in await self._catalog.loadable()}
         data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
-        return _json({"object": "list", "data": data})
+        return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["name"]
         if name not in await self._offered(key):
             what = f"there is no model {name[:200]!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return _json(await self._model(name, await self._loadable(name)))
+        return json_response(await self._model(name, await self._loadable(name)))
 
     async def load(self, request: Request, key: Key | None) -> Response:
         """Load a model now, whatever has failed before, and answer when it is loaded."""
@@ -159,12 +174,28 @@ class Routes:
         if await self._loadable(name) is None or not isinstance(settings.supervisor, Path):
             what = f"there is no model {name[:200]!r} that is loaded on demand"
             raise ApiError(404, what, param="model", code="model_not_found")
-        order = {"do": do, "model": name}
+        await self._order(settings.supervisor, do, name)
+        return json_response(await self._model(name, await self._loadable(name)))
+
+    async def _order(self, supervisor: Path, do: str, name: str) -> None:
+        """Have a model loaded or unloaded, beside a few others."""
+        if self._changing >= _MAX_CHANGES:
+            raise queue_full(f"{_MAX_CHANGES} models are being loaded or unloaded by order")
+        timeout = self._gateway.settings.request_timeout
+        work = partial(ask, supervisor, {"do": do, "model": name}, timeout)
+        asked = asyncio.get_running_loop().run_in_executor(self._changes, work)
+        self._changing += 1
+        asked.add_done_callback(self._changed)
         try:
-            await asyncio.to_thread(ask, settings.supervisor, order, settings.request_timeout)
+            # The order goes on, and takes its place, when its client has gone.
+            await asyncio.shield(asked)
         except ServerError as error:
             raise ApiError(503, str(error), param="model", code="model_not_loaded") from None
-        return _json(await self._model(name, await self._loadable(name)))
+
+    def _changed(self, asked: asyncio.Future[Any]) -> None:
+        self._changing -= 1
+        if not asked.cancelled():
+            asked.exception()
 
     async def tokenize(self, request: Request, key: Key | None) -> Response:
         """Return the tokens of a text or a conversation, in vLLM's format."""
@@ -175,7 +206,8 @@ class Routes:
         if messages is not None and prompt is not None:
             raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
-            options["messages"] = read_messages(messages)
+            options["messages"], images = read_messages(messages)
+            options |= images
             options["chat_template_kwargs"] = fields.option(OPTIONS["chat_template_kwargs"])
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
@@ -187,7 +219,7 @@ class Routes:
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
         ids = report["ids"]
-        return _json(
+        return json_response(
             {"count": len(ids), "max_model_len": report["context_length"], "tokens": ids,
              "token_strs": None}
         )  # fmt: skip
@@ -197,23 +229,23 @@ class Routes:
         name = await self._model_name(fields, key)
         ids = fields.take("tokens")
         if ids == []:
-            return _json({"prompt": ""})
+            return json_response({"prompt": ""})
         prompts = read_prompts(ids) if isinstance(ids, list) else [""]
         if len(prompts) != 1 or isinstance(prompts[0], str):
             raise bad_request("tokens must be a list of token ids", "tokens")
         report = await self._inspect(request, key, ParsedRequest(name, {}, prompts))
-        return _json({"prompt": report["text"]})
+        return json_response({"prompt": report["text"]})
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         parsed = anthropic.read_messages_request(await _body(request), count_only=True)
         self._gateway.check_model(key, parsed.model)
-        names = ("messages", "chat_template_kwargs")
+        names = ("messages", "chat_template_kwargs", IMAGE_URL.name)
         options = {name: parsed.options[name] for name in names if name in parsed.options}
         async with self._loaded(request, key, parsed.model):
             info = await self._catalog.info(parsed.model)
             options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
-        return _json({"input_tokens": len(report["ids"])})
+        return json_response({"input_tokens": len(report["ids"])})
 
     async def live(self, request: Request) -> Response:
         del request
@@ -231,7 +263,7 @@ class Routes:
             key = self._gateway.authenticate(request.headers, request.scope)
         except ApiError:
             # Not even which models there are.
-            return _json({"ready": state["ready"]}, status)
+            return json_response({"ready": state["ready"]}, status)
         visible = key.models if key and key.models else None
         name = request.path_params.get("name")
         if name and (visible is None or name in visible):
@@ -243,7 +275,7 @@ class Routes:
         elif visible is not None and "models" in state:
             models = {name: model for name, model in state["models"].items() if name in visible}
             state = {**state, "models": models}
-        return _json(state, status)
+        return json_response(state, status)
 
     async def document(self, request: Request, key: Key | None) -> Response:
         del request
@@ -251,7 +283,9 @@ class Routes:
             models = await self._offered(key)
         except LLMServeError:
             models = []  # Triton is not reachable, but the API is the same.
-        return _json(make_document(models, batches=self._gateway.settings.batches is not None))
+        return json_response(
+            make_document(models, batches=self._gateway.settings.batches is not None)
+        )
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request
@@ -313,6 +347,7 @@ class Routes:
             self._gateway.load(key, prompt, timeout),
             self._gateway.admit(key, prompt, timeout),
         ):
+            check_images(await self._catalog.info(prompt.model), prompt)
             return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:
@@ -359,10 +394,6 @@ class Routes:
 
 async def _body(request: Request) -> dict[str, Any]:
     return await read_json(request.receive, request.headers)
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(dump(content), status, media_type="application/json")
 
 
 def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json) -> Response:

@@ -59,8 +59,13 @@ async def compute(
         return await _compute(client, info, request, timeout)
     first = _alone(request, request.texts, prompts, QUESTIONS)
     second = _alone(request, request.pairs, prompts, DOCUMENTS)
-    both = (_compute(client, info, one, timeout) for one in (first, second))
-    return _nearness(*await asyncio.gather(*both))
+    both = [asyncio.ensure_future(_compute(client, info, one, timeout)) for one in (first, second)]
+    try:
+        return _nearness(*await asyncio.gather(*both))
+    finally:
+        # If one side has failed, nobody waits for the other.
+        for side in both:
+            side.cancel()
 
 
 def _alone(

@@ -17,7 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import Completion, Computed, ModelInfo
-from llmserve.errors import ContextLengthError, ModelNotReadyError, RequestRejectedError
+from llmserve.errors import (
+    ContextLengthError,
+    ModelNotReadyError,
+    RequestRejectedError,
+    ServerError,
+)
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
@@ -485,3 +490,24 @@ def test_metrics_count_what_was_read_and_models_say_what_they_are_for() -> None:
     text = serve(Models(), go)
     assert 'vllm:prompt_tokens_total{model_name="e"} 5.0' in text
     assert 'llmserve_requests_total{model_name="e",outcome="stop"} 1.0' in text
+
+
+def test_when_one_side_of_pairs_fails_the_other_is_not_computed() -> None:
+    class OneSided(Models):
+        async def compute(self, name: str, texts: list[str], **options: Any) -> Computed:
+            if texts == ["q"]:
+                raise ServerError("the query's side failed")
+            self.calls.append((texts, None))
+            await asyncio.sleep(0.02)
+            return await super().compute(name, texts, **options)
+
+    triton = OneSided()
+
+    async def go(client: httpx.AsyncClient) -> None:
+        body = {"model": "e", "query": "q", "documents": [f"d{n}" for n in range(40 * ROWS)]}
+        assert (await client.post("/rerank", json=body)).status_code >= 500
+        asked = len(triton.calls)
+        await asyncio.sleep(0.2)
+        assert len(triton.calls) == asked < 40
+
+    serve(triton, go)

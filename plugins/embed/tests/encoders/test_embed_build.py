@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 import llmserve
 from llmserve.errors import IncompatibleError, LLMServeError, OptionError
+from llmserve.plugin import demo_model_path
 from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
 from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
@@ -132,7 +135,13 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, change: str, words: st
 def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     encoder = save_encoder(tmp_path / "encoder")
     three = save_classifier(tmp_path / "three", num_labels=3)
+    # Of a type that generates text, and without the head for it.
+    decoder = Path(shutil.copytree(demo_model_path(), tmp_path / "decoder"))
+    config = json.loads((decoder / "config.json").read_text())
+    config["architectures"] = ["GPT2ForSequenceClassification"]
+    (decoder / "config.json").write_text(json.dumps(config))
     for recipe, model, words, hint in (
+        ("hf", decoder, "not a causal language model", "--plugin classify or rerank"),
         ("hf", encoder, "not a causal language model: it is BertModel", "--plugin embed"),
         ("hf", three, "not a causal language model", "--plugin classify or rerank"),
         ("rerank", encoder, "not a model that labels texts: it is BertModel", "--plugin embed"),
