@@ -115,6 +115,8 @@ def test_thousands_of_wrappers_are_not_taken_off_one_by_one() -> None:
 SEARCH_ALLOWED = {
     # Triton and gRPC send no code.
     "llmserve/client/workarounds.py",
+    # safetensors has the system's number for a full disk in its words alone.
+    "llmserve/builder/gguf/workarounds.py",
     # click has one type for several mistakes.
     "cli/llmserve_cli/usage.py",
 }
