@@ -14,6 +14,7 @@ import pytest
 from llmserve import packages
 from llmserve.packages import conflicts, origin, remedy
 from llmserve.packages import install_command as command
+from tests.site.blocks import pages
 from tests.support import describe
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +198,7 @@ def test_every_command_that_is_printed_is_composed_in_one_place() -> None:
 
 def test_a_page_that_installs_what_needs_numpy_keeps_it_below_2() -> None:
     found = []
-    for page in [ROOT / "README.md", *ROOT.glob("plugins/*/README.md")]:
+    for page in pages():
         for line in page.read_text(encoding="utf-8").splitlines():
             commands = re.findall(r"pip install [^`#]*", line)
             for printed, name in (

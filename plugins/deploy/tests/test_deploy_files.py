@@ -426,9 +426,9 @@ def test_edited_files_are_not_overwritten_and_nothing_is_deleted(
     assert (out / "keys.json").exists()
 
 
-def test_the_waiting_times_of_the_readme_agree_with_theory() -> None:
-    readme = Path(__file__).parents[1] / "README.md"
-    match = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+def test_the_waiting_times_of_the_guide_agree_with_theory() -> None:
+    page = Path(__file__).parents[3] / "docs" / "guides" / "sizing.md"
+    match = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert match
     names: dict[str, Any] = {}
     exec(match[1], names)
