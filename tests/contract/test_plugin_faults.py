@@ -22,7 +22,8 @@ from llmserve.plugins.registry import Entry, Plugin, Registry
 from llmserve.repository import runtimes
 from llmserve.repository.check import check_repository
 from llmserve.repository.runtimes import problem_with
-from tests.support import install, replace_text, run
+from llmserve.testing.command import run
+from tests.support import install, replace_text
 
 TEXT = "llmserve.runtime:TextFormatter"
 ACME = r"of plugin 'acme' \(hypothesis [\d.]+\)"

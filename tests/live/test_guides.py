@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from llmserve.testing import LiveTriton
-from tests.gateways import gateway_command
+from llmserve.testing.tiny_encoders import save_classifier, save_encoder
+from tests.live.gateway import gateway_of
 from tests.site.blocks import RUN_BY, blocks
 from tests.support import ROOT
-from tests.tiny_encoders import save_classifier, save_encoder
 
 PAGES = [page for page, test in RUN_BY.items() if test == "tests/live/test_guides.py"]
 TEXTS = ("The cats sleep on the sofa.", "Bread is made of flour.", "It rains.", "Dogs bark.")
@@ -25,8 +25,8 @@ TEXTS = ("The cats sleep on the sofa.", "Bread is made of flour.", "It rains.", 
 @pytest.fixture(scope="module")
 def gateway(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     batches = str(tmp_path_factory.mktemp("batches"))
-    with gateway_command("--batches", batches, url=triton.server.grpc_url) as port:
-        yield f"127.0.0.1:{port}"
+    with gateway_of(triton, "--batches", batches) as gateway:
+        yield gateway.root.removeprefix("http://")
 
 
 @pytest.fixture(scope="module")

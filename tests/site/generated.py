@@ -277,6 +277,13 @@ def _first_sentence(found: object) -> str:
     return _escaped(" ".join(text.split()).rstrip(":"))
 
 
+def as_markdown(docstring: str) -> str:
+    text = re.sub(r":(?:class|func|meth|mod|data|attr):`~?", "`", docstring)
+    text = re.sub(r"(?m)::$", ":", text)
+    # A session of Python is the rest of its paragraph.
+    return re.sub(r"(?ms)^>>> .*?(?=\n\n|\Z)", r"```pycon\n\g<0>\n```", text)
+
+
 PAGES = {
     "reference/commands.md": commands_page,
     "reference/plugin-options.md": plugin_options_page,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -30,13 +29,6 @@ def on_files(files: Files, config: Any) -> Files:
     for path, text in all_pages().items():
         files.append(File.generated(config, path, content=text))
     return files
-
-
-def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Docstrings mark what is code as Sphinx does."""
-    if "/python/" not in page.file.src_uri:
-        return html
-    return re.sub(r":(?:class|func|meth|mod|data|attr):<code>~?", "<code>", html)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

@@ -118,6 +118,18 @@ def test_plugins_do_not_import_one_another() -> None:
             assert not others & {module.split(".")[0] for module in imports(path)}, path
 
 
+def test_tests_of_a_plugin_need_nothing_of_this_repository() -> None:
+    """They run in a copy of its folder; what others need too is in ``llmserve.testing``."""
+    paths = [path for path in (ROOT / "plugins").rglob("*.py") if "tests" in path.parts]
+    assert len(paths) > 60
+    for path in paths:
+        assert "tests" not in {module.split(".")[0] for module in imports(path)}, path
+    projects = [*(ROOT / "plugins").glob("*/pyproject.toml"), *(ROOT / "plugins").glob("*/*/py*ml")]
+    assert len(projects) > 14
+    for project in projects:
+        assert "-p llmserve.testing" in project.read_text(encoding="utf-8"), project
+
+
 @cache
 def public_names() -> set[str]:
     names = {line.partition("(")[0] for line in API_FILE.read_text(encoding="utf-8").splitlines()}

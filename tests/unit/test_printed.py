@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -234,3 +235,15 @@ def test_settings_on_pages_can_be_read() -> None:
     assert found
     for block in found:
         toml.loads(block.text)
+
+
+def test_the_waiting_times_of_the_guide_agree_with_theory() -> None:
+    page = ROOT / "docs" / "guides" / "sizing.md"
+    match = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert match
+    names: dict[str, Any] = {}
+    exec(match[1], names)
+    waits = names["waits"]([1.0], 1, 0.5)
+    # A single slot, half used, and requests that all take a second: a mean wait of half a second.
+    assert sum(waits) / len(waits) == pytest.approx(0.5, rel=0.02)
+    assert waits == sorted(waits)

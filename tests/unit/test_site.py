@@ -14,7 +14,7 @@ from llmserve.contract.options import OPTIONS
 from llmserve.plugins import hookspecs
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
-from tests.site.generated import all_commands, other_parts
+from tests.site.generated import all_commands, as_markdown, other_parts
 from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_links
 
 CODE = [
@@ -74,11 +74,17 @@ def test_each_hook_has_a_page() -> None:
 
 def test_each_public_name_of_python_has_a_page() -> None:
     listed = (ROOT / "llmserve" / "api.txt").read_text(encoding="utf-8").splitlines()[1:]
-    shown = "".join(text for uri, text in all_pages().items() if "/python/" in uri)
+    whole = "".join(text for uri, text in all_pages().items() if "/python/" in uri)
     assert len(listed) > 300
     names = [re.split(r"[^\w.]", line)[0] for line in listed]
-    found = {*re.findall(r"(?m)^(?:      heading: |## )(llmserve\S+)$", shown)}
+    found = {*re.findall(r"(?m)^(?:      heading: |## )(llmserve\S+)$", whole)}
     assert found == {*names}
+
+
+def test_docstrings_are_read_as_markdown() -> None:
+    text = "Uses :class:`~a.B`::\n\n    x = 1\n\n>>> f(1)\n['', '!']\n\nDone."
+    fenced = "```pycon\n>>> f(1)\n['', '!']\n```"
+    assert as_markdown(text) == f"Uses `a.B`:\n\n    x = 1\n\n{fenced}\n\nDone."
 
 
 def test_the_guide_is_cut_without_loss() -> None:

@@ -36,7 +36,8 @@ from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
-from tests.gateways import NO_TRITON, Triton, gateway_process
+
+from .gateways import NO_TRITON, Triton, gateway_process
 
 Work = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 

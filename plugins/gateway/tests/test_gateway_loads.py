@@ -20,7 +20,8 @@ from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from tests import gateways
+
+from . import gateways
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -22,7 +21,8 @@ from llmserve.client.exchange import Steps
 from llmserve.client.failures import Target, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.testing import LiveTriton, check_repository, read_config
-from tests.support import LLMSERVE, one_layer
+from llmserve.testing.command import LLMSERVE
+from llmserve.testing.one_layer import one_layer
 
 PROMPTS = [
     "I have lived in London",
@@ -235,23 +235,3 @@ def test_the_tutorials_clients_run_unchanged(
         for prompt, text in zip(PROMPTS, texts, strict=False):
             assert (prompt + expected[prompt]).startswith(text)
             assert len(text) > len(prompt)
-
-
-@pytest.mark.parametrize("page", ["plugins/gpt2.md", "guides/tutorials.md"])
-def test_what_the_guides_show_works(
-    page: str, triton: LiveTriton, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = triton.build("gpt2-onnx", str(small))
-    text = (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8")
-    (code,) = re.findall(
-        r"```python\n(import llmserve\n.*?client\.sequence.*?)```", text, re.DOTALL
-    )
-    for name in ("demo", "gpt2"):
-        code = code.replace(f'"{name}"', f'"{model}"')
-    exec(code.replace("127.0.0.1:8001", triton.server.grpc_url), {})
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    for command in re.findall(r"(?s)    \$ (curl .*?\}')\n", text):
-        command = command.replace("localhost:8000", triton.server.http_url)
-        command = command.replace("models/demo", f"models/{model}")
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-        assert '"text_output"' in done.stdout, done.stdout

@@ -12,7 +12,7 @@ import llmserve
 from llmserve.errors import IncompatibleError, LLMServeError, OptionError
 from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
-from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
+from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 
 def build(recipe: str, model: Path, folder: Path, **options: Any) -> Any:

@@ -16,10 +16,10 @@ import llmserve
 from llmserve.builder.build import BuildResult
 from llmserve.errors import LLMServeError
 from llmserve.runtime import Generation, Params, TransformersTokenizer
+from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
 from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
-from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 

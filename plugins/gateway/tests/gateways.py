@@ -92,9 +92,9 @@ def request_via(
 
 
 @contextmanager
-def gateway_command(*args: str, url: str = URL) -> Iterator[int]:
-    """Run `llmserve gateway`, without a Triton if none is named, and yield its port."""
-    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", url, *args]
+def gateway_command(*args: str) -> Iterator[int]:
+    """Run `llmserve gateway` without a Triton, and yield its port."""
+    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", URL, *args]
     with _port_of(command) as (_, port):
         yield port
 
