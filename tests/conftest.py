@@ -70,7 +70,6 @@ _OPENVINO = "plugins/openvino/tests/openvino_engine"
 _SAME_MODELS = {
     "tests/live/test_server_private.py": "plugins/iterative/tests",
     "tests/live/test_guide_sequences.py": "plugins/gpt2/tests",
-    "tests/live/test_guides.py": "plugins/hf/tests",
     "tests/live/test_shared_streams.py": "plugins/iterative/tests",
     "tests/reliability/test_requests.py": "plugins/iterative/tests",
     "plugins/deploy/tests/test_deploy_live.py": "plugins/iterative/tests",
@@ -101,6 +100,7 @@ _LONG = {
     "tests/live/test_server_surroundings.py": 37,
     "plugins/bench/tests/measuring/test_commands.py": 31,
     "tests/live/test_readme.py": 25,
+    "tests/live/test_guides.py": 25,
     "tests/live/test_third_party.py": 25,
     "tests/reliability/test_replicas.py": 22,
     "tests/live/test_server_endings.py": 22,

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.trees import nodes_of
+
 ROOT = Path(__file__).parents[1]
 _RAISES = {"RequestError", "Failure"}
 
@@ -19,7 +21,7 @@ def raised_codes() -> set[str]:
     """Return the codes that the runtime and our plugins raise."""
     codes = {"invalid_request", "model_failed"}
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 values = [word.value for word in node.keywords if word.arg == "code"]
                 if node.func.id in _RAISES:

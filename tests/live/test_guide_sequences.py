@@ -30,7 +30,7 @@ def test_what_the_guides_show_works(
             code = block.text.replace("127.0.0.1:8001", triton.server.grpc_url)
             for name in ("demo", "gpt2"):
                 code = code.replace(f'"{name}"', f'"{model}"')
-            exec(compile(code, str(block), "exec"), {})
+            exec(compile(code, str(block), "exec", dont_inherit=True), {})
             assert len(capsys.readouterr().out.splitlines()) == 2
             ran += 1
         for command in block.commands():

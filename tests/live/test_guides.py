@@ -70,7 +70,8 @@ def test_what_a_guide_has_runs(
         if block.why_not:
             continue
         if block.language == "python":
-            exec(compile(adapted(block.text, gateway, triton, names), str(block), "exec"), space)
+            code = adapted(block.text, gateway, triton, names)
+            exec(compile(code, str(block), "exec", dont_inherit=True), space)
         for command in block.commands():
             if command.startswith("curl "):
                 print(answer(adapted(command, gateway, triton, names)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -284,7 +284,7 @@ def as_markdown(docstring: str) -> str:
     return re.sub(r"(?ms)^>>> .*?(?=\n\n|\Z)", r"```pycon\n\g<0>\n```", text)
 
 
-PAGES = {
+PAGES: Mapping[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,
     "reference/plugin-options.md": plugin_options_page,
     "reference/tensors.md": tensors_page,

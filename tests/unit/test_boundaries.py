@@ -22,6 +22,7 @@ from llmserve.contract.tensors import Tensor
 from llmserve.plugins.api import MODULES
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Backend
+from tests.trees import nodes_of
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
@@ -31,10 +32,6 @@ PLUGINS = sorted(
     for pattern in ("*/llmserve_*", "examples/*/llmserve_*")
     for folder in (ROOT / "plugins").glob(pattern)
 )
-
-
-def nodes_of(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -16,6 +16,7 @@ from llmserve.packages import conflicts, origin, remedy
 from llmserve.packages import install_command as command
 from tests.site.blocks import pages
 from tests.support import describe
+from tests.trees import nodes_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,7 +192,7 @@ def test_every_command_that_is_printed_is_composed_in_one_place() -> None:
     ]
     assert len(sources) > 100
     for path in sources:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert "pip install" not in node.value, f"{path}: use install_command"
 

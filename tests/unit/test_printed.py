@@ -44,7 +44,7 @@ def printed(program: str) -> Iterator[tuple[Block, list[str]]]:
             yield block, words[1:]
 
 
-def parsed(words: list[str]) -> tuple[click.Context, dict[str, object], list[str]]:
+def parsed(words: list[str]) -> tuple[click.Context, dict[str, Any], list[str]]:
     """Parse as the command itself does, without looking for the files that are named."""
     command: click.Command = cli
     context = click.Context(cli, info_name="llmserve")
@@ -85,7 +85,7 @@ def known(recipe: str, registry: Registry, chosen: dict[str, object]) -> set[str
 def check(words: list[str], registry: Registry) -> None:
     context, values, remaining = parsed(words)
     command = context.info_name or ""
-    keys = [str(each).partition("=")[0] for each in values.get("assignments") or ()]  # type: ignore[call-overload]
+    keys = [str(each).partition("=")[0] for each in values.get("assignments") or ()]
     if command in ("query", "chat", "bench"):
         unknown = {*keys} - {*OPTIONS} - TRITONS
     else:
@@ -100,8 +100,8 @@ def check(words: list[str], registry: Registry) -> None:
     if unknown:
         raise click.UsageError(f"no option {sorted(unknown)}")
     if command == "compare":
-        for variant in re.findall(r"(?:^| )(?:\w+=)?([\w-]+):(\S*)", " ".join(words)):
-            check_variant(*variant, registry)
+        for recipe, options in re.findall(r"(?:^| )(?:\w+=)?([\w-]+):(\S*)", " ".join(words)):
+            check_variant(recipe, options, registry)
 
 
 def check_variant(recipe: str, options: str, registry: Registry) -> None:

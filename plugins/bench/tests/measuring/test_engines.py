@@ -20,8 +20,7 @@ from .examples import make_comparison
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     llmserve.build("hf", "demo", output=folder, name="whole", dtype="bfloat16")
-    engine = {"layout": "llmapi", "stand_in": True}
-    llmserve.build("trtllm", "demo", output=folder, name="parts", **engine)
+    llmserve.build("trtllm", "demo", output=folder, name="parts", layout="llmapi", stand_in=True)
     return folder
 
 
