@@ -43,12 +43,22 @@ RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "trtllm": ("trtllm", "demo", {"engine": str(_ENGINE), "bls_instance_count": 2}),
     "vllm": ("vllm", "llama", {}),
     "embed": ("embed", "minilm", {}),
+    "rerank": ("rerank", "ranker", {}),
+    "classify": ("classify", "classifier", {}),
 }
 """The recipe, its model and its options under the name of each page."""
 _REAL = ("hf", "iterative", "openvino", "openvino-int8", "embed")
-_APART = ("vllm", "embed")
+_LABELS = {"minilm": 0, "ranker": 1, "classifier": 3}
+"""The encoders, and how many labels a head of random weights gives them."""
+_APART = ("vllm", *(name for name, (_, kind, _) in RECIPES.items() if kind in _LABELS))
 """What needs an environment or a download of its own."""
-_SHOWN = {"llama": "SmolLM2-135M-Instruct", "demo": "demo", "minilm": "all-MiniLM-L6-v2"}
+_SHOWN = {
+    "llama": "SmolLM2-135M-Instruct",
+    "demo": "demo",
+    "minilm": "all-MiniLM-L6-v2",
+    "ranker": "all-MiniLM-L6-v2 with a random score",
+    "classifier": "all-MiniLM-L6-v2 with random labels",
+}
 _PRECISIONS = {"openvino-int8": "int8"}
 
 
@@ -100,8 +110,30 @@ def write_llama(folder: Path) -> Path:
     return folder
 
 
+def write_encoder(folder: Path, labels: int) -> Path:
+    """Write the real encoder with as many labels, or return it as it is."""
+    from tests.real.model import real_encoder
+
+    if not labels:
+        return real_encoder()
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(7)
+    source = real_encoder()
+    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=labels)
+    with torch.no_grad():
+        # The head is new: larger weights tell texts apart.
+        model.classifier.weight.mul_(40)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
+
+
 @contextmanager
-def _certified(triton: LiveTriton, name: str, source: str, title: str) -> Iterator[Report]:
+def _certified(
+    triton: LiveTriton, name: str, source: str, title: str, quick: bool
+) -> Iterator[Report]:
     recipe, _, options = RECIPES[name]
     model = triton.build(recipe, source, name=name, **options)
     endpoint = TritonEndpoint(triton.client, model, url=triton.server.grpc_url)
@@ -110,7 +142,7 @@ def _certified(triton: LiveTriton, name: str, source: str, title: str) -> Iterat
         if endpoint.task == GENERATE:
             reference = stack.enter_context(opened(source, _quietly))
             reference.name = title
-            exam = Examination(endpoint, reference, precision)
+            exam = Examination(endpoint, reference, precision, quick=quick)
         else:
             encoder = opened_encoder(source, endpoint.task, _quietly)
             encoder.name = title
@@ -132,17 +164,18 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("recipes", nargs="*")
     parser.add_argument("--real", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="only the most telling checks")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     names = given.recipes or (_REAL if given.real else [n for n in RECIPES if n not in _APART])
     faults = 0
     with tempfile.TemporaryDirectory(prefix="llmserve-certified-") as scratch:
         sources = {"demo": "demo"}
-        if given.real or "embed" in names:
-            from tests.real.model import converted_model, real_encoder
-
-            sources["minilm"] = str(real_encoder())
+        for kind in {RECIPES[name][1] for name in names} & _LABELS.keys():
+            sources[kind] = str(write_encoder(Path(scratch) / kind, _LABELS[kind]))
         if given.real:
+            from tests.real.model import converted_model
+
             sources["llama"] = str(converted_model())
         else:
             sources["llama"] = str(write_llama(Path(scratch) / "tiny-llama"))
@@ -150,7 +183,7 @@ def main() -> int:
             for name in names:
                 kind = RECIPES[name][1]
                 title = _SHOWN[kind] if given.real or kind != "llama" else "a small Llama"
-                with _certified(triton, name, sources[kind], title) as report:
+                with _certified(triton, name, sources[kind], title, given.quick) as report:
                     print(f"{name}: {result(report)} ({report.seconds} s)", flush=True)
                     faults += len(report.faults)
                     stem = f"{name}-real" if given.real else name

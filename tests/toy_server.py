@@ -109,9 +109,6 @@ class ToyModel:
                 break
         return scores
 
-    def all_scores(self, ids: Sequence[int]) -> Any:
-        return np.stack([self.scores(ids[: n + 1]) for n in range(len(ids))])
-
     def noise(self, precision: str, sequences: Sequence[Sequence[int]]) -> Noise:
         return Noise(1e-5, 1e-5, sum(map(len, sequences)))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
 FAILED = 8
-"""The exit code if a check fails."""
+"""The exit code if a check fails, or is not finished."""
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -106,7 +106,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     What it answers should be what the model says. Any server: a model of a Triton with text
     tensors, or one with OpenAI's API. With --against, answers are compared with the model's own,
     run on this machine; without, with one another. A difference that rounding explains is no
-    fault, and is said. The exit code is 8 if there are faults.
+    fault, and is said. The exit code is 8 if there are faults, or if the budget ended it early.
 
     \b
     llmserve certify demo --against demo
@@ -125,6 +125,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     if model is None:
         raise UsageError("MODEL is missing", hint="name a served model, or give --list")
     before = read_states(options["baseline"]) if options["baseline"] else None
+    _check_files(options)
     with Status("connecting") as status, _examination(model, options, status) as exam:
         # What is asked for by its name is run, whatever --quick leaves out.
         exam.quick = options["quick"] and not options["only"]
@@ -137,9 +138,8 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
         report = run_checks(exam, checks, on_start=start)
     changed = None if before is None else changes(before, report)
     _write(report, changed, options)
-    if changed is not None:
-        return FAILED if any(change.is_worse for change in changed) else 0
-    return FAILED if report.faults else 0
+    worse = report.faults if changed is None else [c for c in changed if c.is_worse]
+    return FAILED if worse or not report.is_finished else 0
 
 
 def _chosen(checks: list[Check], only: tuple[str, ...]) -> list[Check]:
@@ -196,6 +196,24 @@ def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
         yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http, always=always)
 
 
+def _check_files(options: dict[str, Any]) -> None:
+    """See that the report can be written, before it takes minutes to make."""
+    folder: Path | None = options["report"]
+    files = [options["json_file"], options["junit"], folder and folder / "index.html"]
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            if path and str(path) != "-":
+                is_new = not path.exists()
+                path.open("a").close()
+                if is_new:
+                    path.unlink()
+    except OSError as error:
+        words = f"{error.filename} cannot be written: {error.strerror}"
+        raise UsageError(words, hint="give another place") from None
+
+
 def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]) -> None:
     from llmserve.certify.output import as_json, as_junit
     from llmserve.certify.page import page
@@ -210,7 +228,6 @@ def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]
     if options["junit"]:
         options["junit"].write_text(as_junit(report), encoding="utf-8")
     if folder := options["report"]:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "index.html").write_text(page(report, changed), encoding="utf-8")
         (folder / "report.json").write_text(as_json(report), encoding="utf-8")
         click.echo(f"{folder / 'index.html'}", err=True)

@@ -30,7 +30,8 @@ _OPTIONS = (
         "--memory",
         type=click.FloatRange(min=0, min_open=True),
         metavar="GB",
-        help="With --on-demand: memory that all models may take (default: 90% of what is free).",
+        help="With --on-demand: memory that all models may take (default: 90% of what is free, or "
+        "no limit with --max-loaded).",
     ),
     click.option(
         "--unload-after",
@@ -118,7 +119,8 @@ def check_runtime(settings: ServerSettings, repository: Repository) -> LLMServeE
     if settings.runtime == "docker":
         hint = "leave out --on-demand, or run llmserve in the container"
         return UsageError("a Triton in a container cannot load models while it runs", hint=hint)
-    scripts = [model.name for model in repository if model.has_launch_script]
+    offered = settings.models or repository.models
+    scripts = [m.name for m in repository if m.name in offered and m.has_launch_script]
     if scripts:
         what = f"{scripts[0]} starts a server of several processes, which cannot load models"
         return UsageError(f"{what} while it runs", hint="leave out --on-demand")

@@ -313,9 +313,10 @@ def _checked(
         for name, why in left_out.items():
             _notify(f"{name} is left out: {why}")
         if on_demand:
-            settings = at_start(settings, repository, on_demand)
+            # Before its models are those that are loaded at the start.
             if refused := check_runtime(settings, repository):
                 problems.append(Problem.of(refused))
+            settings = at_start(settings, repository, on_demand)
     problems += find_problems(settings)
     if settings.repository.is_dir() and (note := note_of_memory(settings)):
         click.echo(f"llmserve: note: {note}", err=True)

@@ -121,9 +121,18 @@ def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool)
     config = source.config()
     names = config.get("architectures") or []
     has_code = kind.loader in (config.get("auto_map") or {})
+    # AutoModel loads T5EncoderModel with its decoder, too.
+    is_part = any(name.endswith("EncoderModel") for name in names) and not has_code
+    if kind is ENCODER and (is_part or config.get("is_encoder_decoder")):
+        raise ModelSourceError(
+            f"{source.asked} has an encoder and a decoder ({', '.join(names) or 'unnamed'})",
+            hint="embeddings are made with a model that has one of them",
+        )
     if not has_code and any(name.endswith(kind.suffixes) for name in names):
         return
-    if (kind is CAUSAL or not names) and _loads(config, kind):
+    # A model that labels texts has no head for tokens, of whatever type it is.
+    labels = any(name.endswith(CLASSIFIER.suffixes) for name in names)
+    if ((kind is CAUSAL and not labels) or not names) and _loads(config, kind):
         return
     if has_code and trust_remote_code:
         return

@@ -6,15 +6,14 @@ what follows the transformer, and each module has a folder. Only JSON is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.source import ModelSource, fetch_file, read_json, read_object
 from llmserve.builder.source_files import check_vocabulary, tokenizer_files
 from llmserve.errors import ModelSourceError, OptionError
-from llmserve.plugins.options import Value
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -28,7 +27,14 @@ _POOLING_FIELDS = {
 }
 _LATER_POOLINGS = {"lasttoken": "last", "last": "last", "mean": "mean", "cls": "cls", "max": "max"}
 # These number positions from behind the padding token.
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"}
+_OFFSET_POSITIONS = {
+    "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
+# One of these has what sentence-transformers says of the texts; it looks for them in this order.
+_SENTENCE_FAMILIES = (
+    "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet",
+)  # fmt: skip
 # A tokenizer without a limit says that it reads 1e30 tokens.
 _NO_LIMIT = 10_000_000
 
@@ -50,20 +56,27 @@ def encoder_layout(source: ModelSource) -> EncoderLayout:
     """Read a model's layout; a plain transformer has the defaults of sentence-transformers."""
     modules = _modules(source)
     _check_order(source, modules)
-    pooling = "mean"
+    pooling = "mean" if modules or not _is_causal(source) else "last"
     for kind, path in modules:
         if kind == "Pooling":
-            pooling = _pooling(file_of(source, f"{Path(path).name}/config.json"))
+            pooling = _pooling(file_of(source, f"{_inside(source, path)}/config.json"))
     prompts, default = _prompts(source)
     return EncoderLayout(
         pooling,
         any(kind == "Normalize" for kind, _ in modules),
         hidden_size(source),
         max_length(source),
-        bool(_optional(source.path / "sentence_bert_config.json").get("do_lower_case", False)),
+        bool(_sentence_config(source).get("do_lower_case", False)),
         prompts,
         default,
     )
+
+
+def _is_causal(source: ModelSource) -> bool:
+    """Whether a model was made to continue texts, and its tokens see only those before them."""
+    config = source.config()
+    names = config.get("architectures") or [""]
+    return bool(names[0].endswith("ForCausalLM") and config.get("is_causal", True))
 
 
 def hidden_size(source: ModelSource) -> int | None:
@@ -82,13 +95,21 @@ def max_length(source: ModelSource) -> int | None:
     if isinstance(positions, int) and config.get("model_type") in _OFFSET_POSITIONS:
         padding = config.get("pad_token_id")
         positions -= 1 + (padding if isinstance(padding, int) else 1)
-    limits = [
-        positions,
-        _optional(source.path / "tokenizer_config.json").get("model_max_length"),
-        _optional(source.path / "sentence_bert_config.json").get("max_seq_length"),
-    ]
-    numbers = [int(n) for n in limits if isinstance(n, (int, float)) and 0 < n < _NO_LIMIT]
-    return min(numbers, default=None)
+    # It goes before the tokenizer's limit, in either direction.
+    named = _limit(_sentence_config(source).get("max_seq_length")) or _limit(
+        _optional(source.path / "tokenizer_config.json").get("model_max_length")
+    )
+    return min(filter(None, (_limit(positions), named)), default=None)
+
+
+def _limit(number: Any) -> int | None:
+    is_limit = isinstance(number, (int, float)) and 0 < number < _NO_LIMIT
+    return int(number) if is_limit else None
+
+
+def _sentence_config(source: ModelSource) -> dict[str, Any]:
+    files = (source.path / f"sentence_{family}_config.json" for family in _SENTENCE_FAMILIES)
+    return next(filter(None, map(_optional, files)), {})
 
 
 def labels_of(source: ModelSource) -> list[str]:
@@ -143,28 +164,41 @@ def prepare_scores(context: BuildContext) -> Mapping[str, Any]:
             f"{context.model} tells {len(labels)} labels apart, and a score is made of one or two",
             hint="build it with --formatter labels",
         )
-    return {"sigmoid": _is_sigmoid(context, context.options["activation"])}
+    chosen = context.options["activation"]
+    if chosen == "auto":
+        return {"sigmoid": is_sigmoid(context.source, context.model)}
+    return {"sigmoid": chosen == "sigmoid"}
 
 
 def prepare_labels(context: BuildContext) -> Mapping[str, Any]:
     labels = labels_of(context.source)
     chosen = context.options["labels"]
     kind = context.source.config().get("problem_type")
+    if kind == "regression" and chosen == "auto":
+        raise ModelSourceError(
+            f"{context.model} computes numbers (problem_type is regression), not probabilities",
+            hint="build it with --plugin rerank --set activation=none, or choose with --set "
+            "labels=one or several",
+        )
     several = kind == "multi_label_classification" or len(labels) == 1
     return {"labels": labels, "several": several if chosen == "auto" else chosen == "several"}
 
 
-def _is_sigmoid(context: BuildContext, chosen: Value) -> bool:
-    if chosen != "auto":
-        return chosen == "sigmoid"
-    config = context.source.config()
+def is_sigmoid(source: ModelSource, asked: str) -> bool:
+    """Return whether a model's files say that a score is the sigmoid of its single logit."""
+    config = source.config()
     section = config.get("sentence_transformers")
-    named = section.get("activation_fn") if isinstance(section, dict) else None
-    named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    named = (
+        # Where sentence-transformers has it since 6.0, and reads it first.
+        _optional(source.path / "config_sentence_transformers.json").get("activation_fn")
+        or (section.get("activation_fn") if isinstance(section, dict) else None)
+        or config.get("sbert_ce_default_activation_function")
+        or "Sigmoid"
+    )
     name = str(named).rpartition(".")[2]
     if name not in ("Sigmoid", "Identity"):
         raise ModelSourceError(
-            f"{context.model} makes scores with {name}, which is not supported",
+            f"{asked} makes scores with {name}, which is not supported",
             hint="choose with --set activation=sigmoid or none",
         )
     return name == "Sigmoid"
@@ -177,11 +211,27 @@ def _modules(source: ModelSource) -> list[tuple[str, str]]:
         return []
     content = read_json(file)
     try:
-        return [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in content]
+        return [(_kind(str(m["type"])), str(m["path"])) for m in content]
     except (TypeError, KeyError):
         raise ModelSourceError(
             f"{file} is not a list of modules", hint="download or save it again"
         ) from None
+
+
+def _inside(source: ModelSource, folder: str) -> PurePosixPath:
+    """Return the path of a module's folder; refuse one that leads out of the model's."""
+    path = PurePosixPath(folder)
+    if path.is_absolute() or ".." in path.parts:
+        raise ModelSourceError(
+            f"modules.json of {source.asked} names {folder}, outside the model's folder",
+            hint="download or save it again",
+        )
+    return path
+
+
+def _kind(name: str) -> str:
+    """Return a module's name without its package, unless that is someone's own."""
+    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
 
 
 def _check_order(source: ModelSource, modules: list[tuple[str, str]]) -> None:
@@ -201,11 +251,20 @@ def _check_order(source: ModelSource, modules: list[tuple[str, str]]) -> None:
         )
 
 
-def file_of(source: ModelSource, name: str) -> Path:
-    """Return a file of a model that is not among the usual ones, such as one in a folder of it."""
+def file_of(source: ModelSource, name: str, *, beside: Sequence[str] = ()) -> Path:
+    """Return a file of a model that is not among the usual ones, such as one in a folder of it.
+
+    ``beside`` are patterns of files that it needs, such as ``onnx/model.onnx_data``.
+    """
     file = source.path / name
     if not file.is_file() and source.repo_id and source.revision:
-        return fetch_file(source.repo_id, name, revision=source.revision, report=lambda _: None)
+        return fetch_file(
+            source.repo_id,
+            name,
+            revision=source.revision,
+            report=lambda _: None,
+            beside=beside,
+        )
     return file
 
 

@@ -92,7 +92,8 @@ def resolve(
     """Locate a model; a model on the hub is downloaded to ``HF_HOME`` and pinned to a commit.
 
     ``weights`` are file patterns, at least one of which must match; ``kind`` is the generator's
-    ``source``.
+    ``source``. Of a model on the hub, files in folders are not downloaded: if a pattern names some,
+    the generator looks whether they are there.
     """
     if model == DEMO:
         from llmserve.demo import demo_model_path
@@ -132,7 +133,8 @@ def resolve(
         raise ModelSourceError(f"no {what} at {model}", hint=f"name a local folder{others}")
     folder = fetch(model, revision=revision, weights=weights, report=report)
     _check_config(folder, model)
-    _check_weights(folder, model, weights)
+    if not any("/" in pattern for pattern in weights):
+        _check_weights(folder, model, weights)
     return ModelSource(model, folder, model, folder.name)
 
 
@@ -247,12 +249,26 @@ def fetch(
         )
 
 
-def fetch_file(repo_id: str, file: str, *, revision: str, report: Callable[[str], None]) -> Path:
-    """Download one file, and return where it is in a snapshot."""
-    with _downloading(repo_id, revision, report, file):
-        from huggingface_hub import hf_hub_download
+def fetch_file(
+    repo_id: str,
+    file: str,
+    *,
+    revision: str,
+    report: Callable[[str], None],
+    beside: Sequence[str] = (),
+) -> Path:
+    """Download one file, and return where it is in a snapshot.
 
-        return Path(hf_hub_download(repo_id, file, revision=revision or None, token=_token()))
+    Files that match the patterns ``beside`` are downloaded too, if there are any.
+    """
+    with _downloading(repo_id, revision, report, file):
+        from huggingface_hub import hf_hub_download, snapshot_download
+
+        chosen: dict[str, Any] = {"revision": revision or None, "token": _token()}
+        path = Path(hf_hub_download(repo_id, file, **chosen))
+        if beside:
+            snapshot_download(repo_id, allow_patterns=[*beside], **chosen)
+        return path
 
 
 def newest_commit(repo_id: str, *, revision: str = "") -> str | None:
@@ -315,9 +331,18 @@ def _downloading(
         raise ModelSourceError(
             f"{repo_id} has no file {file}", hint="see its page for the names of its files"
         ) from None
-    except (errors.HfHubHTTPError, OSError) as error:
+    except (errors.HfHubHTTPError, OSError, *_connection_errors()) as error:
         message = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelSourceError(f"{repo_id} could not be downloaded: {message}") from None
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """Return what the hub's client raises if a connection breaks off; before 1.0, an OSError."""
+    try:
+        from httpx import HTTPError
+    except ImportError:
+        return ()
+    return (HTTPError,)
 
 
 def read_object(path: Path) -> dict[str, Any]:

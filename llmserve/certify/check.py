@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     from llmserve.certify.examination import Examination
 
 Severity = Literal["critical", "major", "minor"]
-Need = Literal["reference", "chat", "stream", "reason", "counts"]
+Need = Literal["reference", "chat", "stream"]
 Task = Literal["generate", "values"]
-State = Literal["passed", "failed", "undecided", "skipped"]
-SEVERITIES: tuple[Severity, ...] = ("critical", "major", "minor")
+State = Literal["passed", "failed", "undecided", "skipped", "unfinished"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,9 +146,6 @@ class Checkpoint:
             self._scores.popitem(last=False)
         return scores
 
-    def all_scores(self, ids: Sequence[int]) -> Any:
-        return self._all(self._model, ids)
-
     def _all(self, model: Any, ids: Sequence[int]) -> Any:
         with self._torch.inference_mode():
             logits = model(input_ids=self._torch.tensor([list(ids)]), use_cache=False).logits

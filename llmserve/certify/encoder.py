@@ -61,9 +61,10 @@ class EncoderCheckpoint:
             raise ModelSourceError(
                 "--against needs torch and transformers", hint=install_command("llmserve-embed")
             ) from None
-        from llmserve.builder.encoders import encoder_layout
+        from llmserve.builder.encoders import encoder_layout, is_sigmoid
 
         self._torch, self.name, self._task = torch, name, task
+        self._scores_by_sigmoid = task == RERANK and is_sigmoid(source, name)
         self._described = dict(source.described())
         self._layout = encoder_layout(source)
         auto = transformers.AutoModel
@@ -101,11 +102,7 @@ class EncoderCheckpoint:
     def _is_sigmoid(self) -> bool:
         config = self._config
         if self._task == RERANK:
-            section = getattr(config, "sentence_transformers", None) or {}
-            named = section.get("activation_fn") or getattr(
-                config, "sbert_ce_default_activation_function", None
-            )
-            return str(named or "Sigmoid").endswith("Sigmoid")
+            return self._scores_by_sigmoid
         several = config.problem_type == "multi_label_classification"
         return bool(several or config.num_labels == 1)
 

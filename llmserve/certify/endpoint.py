@@ -122,8 +122,9 @@ class Subject(Protocol):
         ...
 
 
-def curl(url: str, body: str, *, stream: bool = False, headers: Sequence[str] = ()) -> str:
-    words = ["curl", "-sN" if stream else "-s", url]
-    for header in ("content-type: application/json", *headers):
-        words += ["-H", header]
-    return shlex.join([*words, "-d", body])
+def curl(url: str, body: str, *, stream: bool = False, key: str = "") -> str:
+    """Return a command line; ``key`` names the variable that has the key of its user."""
+    words = ["curl", "-sN" if stream else "-s", url, "-H", "content-type: application/json"]
+    # In double quotes, for the shell to put in what the variable has.
+    header = f' -H "authorization: Bearer ${key}"' if key else ""
+    return f"{shlex.join(words)}{header} {shlex.join(['-d', body])}"

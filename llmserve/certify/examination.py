@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from llmserve.certify.at_once import at_once
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
 from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
+from llmserve.contract.tasks import GENERATE
 
 if TYPE_CHECKING:
     from llmserve.certify.encoder import Encoder, Vector
@@ -88,7 +90,7 @@ class Examination:
         self._end = time.monotonic() + self.budget.seconds
         self._alone: dict[tuple[Any, ...], Reply] = {}
         self._walks: dict[tuple[Any, ...], Walk] = {}
-        self._offered: dict[str, str | None] = {}
+        self._offered: dict[tuple[str, str], str | None] = {}
         self._noise: Noise | None = None
         self._share: float | None = None
         self.kept: dict[Any, Any] = {}
@@ -180,8 +182,7 @@ class Examination:
 
     def values_together(self, requests: Sequence[Sequence[str]]) -> list[list[Vector]]:
         """Return the values of the texts of several requests that run at once."""
-        with ThreadPoolExecutor(min(len(requests), self.concurrency)) as pool:
-            return list(pool.map(self.values, requests))
+        return at_once([partial(self.values, texts) for texts in requests], self.concurrency)
 
     def forget_answers(self) -> None:
         self._alone.clear()
@@ -197,8 +198,7 @@ class Examination:
                 time.sleep(delay * next(numbers))
             return self.ask(ask)
 
-        with ThreadPoolExecutor(min(len(asks), most or self.concurrency)) as pool:
-            return list(pool.map(job, asks))
+        return at_once([partial(job, ask) for ask in asks], most or self.concurrency)
 
     def gather(self, asks: Sequence[Ask]) -> list[Reply | Refusal]:
         """Return the answers to requests that run at once, of which some may be refused."""
@@ -211,8 +211,7 @@ class Examination:
             except Gone as error:
                 raise _no_answer(ask, error) from None
 
-        with ThreadPoolExecutor(min(len(asks), self.concurrency)) as pool:
-            return list(pool.map(job, asks))
+        return at_once([partial(job, ask) for ask in asks], self.concurrency)
 
     def is_refused(self, ask: Ask) -> bool:
         try:
@@ -222,20 +221,21 @@ class Examination:
         return False
 
     def offer(self, option: str, value: Any, **others: Any) -> None:
-        """Raise :class:`NotOffered` if the endpoint refuses an option."""
+        """Raise :class:`NotOffered` if the endpoint refuses an option with this value."""
         if not self.takes(option):
             raise NotOffered(f"the model has no input {option}")
-        if option not in self._offered:
+        key = option, repr(value)
+        if key not in self._offered:
             ask = self.greedy(self.prompts[0], 2, **others, **{option: value})
             try:
                 self.try_ask(ask)
             except Refusal as error:
-                self._offered[option] = f"{option} is refused: {error.words}"
+                self._offered[key] = f"{option} is refused: {error.words}"
             except Gone as error:
                 raise Broken(f"{option} gets no answer: {error.problem}", ask=ask) from None
             else:
-                self._offered[option] = None
-        if (words := self._offered[option]) is not None:
+                self._offered[key] = None
+        if (words := self._offered[key]) is not None:
             raise NotOffered(words)
 
     # Comparisons
@@ -272,6 +272,13 @@ class Examination:
         if self._share is None:
             self._share = self.encoder.noise(self.precision, self.prompts[:5])
         return _TIMES * self._share + _ROUNDING_SHARE
+
+    @property
+    def known_margin(self) -> float | None:
+        """The margin of either kind, as far as it is known without asking and computing more."""
+        if self.endpoint.task == GENERATE:
+            return self.margin if self.reference is None or self._noise is not None else None
+        return self.value_margin if self.encoder is None or self._share is not None else None
 
     def ids_of(self, ask: Ask) -> list[int]:
         if ask.messages:
@@ -320,6 +327,10 @@ class Examination:
         worst = found.worst
         allowed = self.margin if margin is None else margin
         return found.is_complete and (worst is None or worst.gap <= allowed)
+
+    def is_tie(self, ask: Ask, answer: Reply) -> bool:
+        """Whether the model, if it is there, could answer so as well but for rounding."""
+        return self.reference is not None and self.is_explained(self.walk(ask, answer))
 
     def expect_model(self, ask: Ask, answer: Reply, doing: str) -> Walk:
         """Expect that the model, led along an answer, takes no other token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -36,7 +37,8 @@ class OpenAIEndpoint:
         always: Mapping[str, Any] | None = None,
         task: str = GENERATE,
     ) -> None:
-        self._api = OpenAIApi(url)
+        # The part before an @ is sent nowhere, and must not be shown: it may be a password.
+        self._api = OpenAIApi(re.sub(r"^([a-z]+://)?[^/?#]*@", r"\1", url, flags=re.IGNORECASE))
         self.url, self.model, self.chats = self._api.url, model, True
         self._timeout, self._always, self.task = timeout, dict(always or {}), task
         self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
@@ -73,9 +75,11 @@ class OpenAIEndpoint:
 
     def curl(self, ask: Ask) -> str:
         path, body = self._body(ask)
-        headers = [f"authorization: Bearer ${KEY}"] if "authorization" in self._headers() else []
-        text = json.dumps(body, ensure_ascii=False)
-        return curl(path, text, stream=ask.stream, headers=headers)
+        return self._curl(path, json.dumps(body, ensure_ascii=False), stream=ask.stream)
+
+    def _curl(self, url: str, body: str, *, stream: bool = False) -> str:
+        key = KEY if "authorization" in self._api.headers() else ""
+        return curl(url, body, stream=stream, key=key)
 
     def hostile(self) -> Sequence[Hostile]:
         plain = {"model": self.model, "prompt": "Hello", "max_tokens": 4}
@@ -110,7 +114,7 @@ class OpenAIEndpoint:
         return None
 
     def hostile_curl(self, hostile: Hostile) -> str:
-        return curl(f"{self.url}/completions", hostile.body.decode(errors="backslashreplace"))
+        return self._curl(f"{self.url}/completions", hostile.body.decode(errors="backslashreplace"))
 
     def values(self, texts: Sequence[str]) -> list[Vector]:
         import numpy as np
@@ -126,13 +130,10 @@ class OpenAIEndpoint:
 
     def values_curl(self, texts: Sequence[str]) -> str:
         body = json.dumps(self._values_body(texts), ensure_ascii=False)
-        return curl(f"{self.url}/embeddings", body)
+        return self._curl(f"{self.url}/embeddings", body)
 
     def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
         return {**self._always, "model": self.model, "input": list(texts)}
-
-    def _headers(self) -> dict[str, str]:
-        return self._api.request(self.model, "", {}, stream=False).headers
 
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
         options = {**self._always, **ask.options}
@@ -158,10 +159,10 @@ class OpenAIEndpoint:
         connection = self._connection_type(self._api.host, self._api.port, timeout=self._timeout)
         try:
             if body is None:
-                connection.request("GET", urlsplit(url).path, headers=self._headers())
+                connection.request("GET", urlsplit(url).path, headers=self._api.headers())
             else:
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                connection.request("POST", urlsplit(url).path, data, self._headers())
+                connection.request("POST", urlsplit(url).path, data, self._api.headers())
             response = connection.getresponse()
             if response.status == 200:
                 return _Opened(connection, response)

@@ -21,14 +21,17 @@ class Change(NamedTuple):
     name: str
     before: str | None
     after: str | None
-
-    @property
-    def is_worse(self) -> bool:
-        return self.after == "failed"
+    is_worse: bool
+    """Whether it is a fault now; one that follows from another is no worse than that."""
 
 
 def as_json(report: Report) -> str:
-    return json.dumps(report.as_json(), indent=2, ensure_ascii=False, default=str)
+    return writable(json.dumps(report.as_json(), indent=2, ensure_ascii=False, default=str))
+
+
+def writable(text: str) -> str:
+    """Return a text as a file can have it: a server may send halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_states(path: Path) -> dict[str, str]:
@@ -44,11 +47,13 @@ def read_states(path: Path) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], report: Report) -> list[Change]:
-    """Return what has changed, except that the budget or the machine decided."""
-    after = {verdict.name: verdict.state for verdict in report.verdicts}
-    names = [*after, *(name for name in before if name not in after)]
-    found = [Change(name, before.get(name), after.get(name)) for name in names]
-    return [change for change in found if change.before != change.after]
+    """Return what has changed; that a check is not finished says nothing of the server."""
+    found = [Change(v.name, before.get(v.name), v.state, v.is_fault) for v in report.verdicts]
+    known = {verdict.name for verdict in report.verdicts}
+    found += [
+        Change(name, state, None, False) for name, state in before.items() if name not in known
+    ]
+    return [c for c in found if c.before != c.after and c.after != "unfinished"]
 
 
 def as_junit(report: Report) -> str:
@@ -58,7 +63,8 @@ def as_junit(report: Report) -> str:
     lines = [
         '<?xml version="1.0" encoding="utf-8"?>',
         f'<testsuite name={_attribute(f"llmserve certify {name}")} tests="{len(report.verdicts)}" '
-        f'failures="{counted["failed"]}" skipped="{counted["skipped"] + counted["undecided"]}" '
+        f'failures="{counted["failed"]}" errors="{counted["unfinished"]}" '
+        f'skipped="{counted["skipped"] + counted["undecided"]}" '
         f'time="{report.seconds}" timestamp={_attribute(report.date)}>',
         *(line for verdict in report.verdicts for line in _case(verdict)),
         "</testsuite>",
@@ -75,7 +81,8 @@ def _case(verdict: Verdict) -> Sequence[str]:
     if verdict.state == "failed":
         details = _text("\n".join(line for line in evidence(verdict)))
         return [f"{head}>", f"    <failure message={message}>{details}</failure>", "  </testcase>"]
-    return [f"{head}>", f"    <skipped message={message}/>", "  </testcase>"]
+    kind = "error" if verdict.state == "unfinished" else "skipped"
+    return [f"{head}>", f"    <{kind} message={message}/>", "  </testcase>"]
 
 
 def evidence(verdict: Verdict) -> list[str]:

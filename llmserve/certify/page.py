@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from llmserve.certify.check import Verdict
-from llmserve.certify.output import Change
+from llmserve.certify.output import Change, writable
 from llmserve.certify.run import Report
 
 _STYLE = """
@@ -20,7 +20,7 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
   border-bottom: 1px solid #d9dde2; }
 td.state { font-weight: 600; white-space: nowrap; }
-.passed { color: #14691b; } .failed { color: #b3140c; } .undecided { color: #8a5700; }
+.passed { color: #14691b; } .failed { color: #b3140c; } .undecided, .unfinished { color: #8a5700; }
 .skipped { color: #5d6670; }
 .facts td:first-child { width: 10rem; color: #5d6670; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f3f5f7; padding: .5rem;
@@ -29,12 +29,13 @@ small { color: #5d6670; }
 @media (prefers-color-scheme: dark) {
   body { color: #e4e7ea; background: #16191c; } pre { background: #22262b; }
   th, td { border-color: #3a4047; } .passed { color: #6fca78; } .failed { color: #ff8a80; }
-  .undecided { color: #e8b14b; } .skipped, small, .facts td:first-child { color: #a3abb3; } }
+  .undecided, .unfinished { color: #e8b14b; }
+  .skipped, small, .facts td:first-child { color: #a3abb3; } }
 """
 
 
 def page(report: Report, changed: Sequence[Change] | None = None) -> str:
-    title = f"{escape(report.subject['model'])}: {'certified' if not report.faults else 'faults'}"
+    title = f"{escape(report.subject['model'])}: {report.title}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -56,16 +57,18 @@ def page(report: Report, changed: Sequence[Change] | None = None) -> str:
         f"llmserve {escape(report.version)}{', --quick' if report.quick else ''}</small></p>",
         "</body></html>",
     ]
-    return "\n".join(parts) + "\n"
+    return writable("\n".join(parts) + "\n")
 
 
 def result(report: Report) -> str:
     """Say in one line what came of it."""
     counted = report.counted()
-    rest = [f"{counted[state]} {state}" for state in ("undecided", "skipped") if counted[state]]
+    others = ("undecided", "skipped", "unfinished")
+    rest = [f"{counted[state]} {state}" for state in others if counted[state]]
     tail = f", {', '.join(rest)}" if rest else ""
     if not report.faults:
-        return f"{counted['passed']} checks passed, none failed{tail}"
+        head = "" if report.is_finished else "not finished: "
+        return f"{head}{counted['passed']} checks passed, none failed{tail}"
     names = ", ".join(verdict.name for verdict in report.faults)
     return f"{counted['failed']} checks failed, {counted['passed']} passed{tail}: {names}"
 
@@ -78,8 +81,9 @@ def _facts(facts: Mapping[str, Any]) -> str:
 def _against(report: Report) -> str:
     if report.against is None:
         return "<p>Itself: no model was given to compare with (<code>--against</code>).</p>"
-    margin = "" if report.margin is None else f"{report.margin:.3g} logits"
-    facts = {**report.against, "precision": report.precision, "which explains": margin}
+    facts = {**report.against, "precision": report.precision}
+    if report.margin is not None:
+        facts["which explains"] = f"{report.margin:.3g} {report.unit}"
     return _facts(facts)
 
 

@@ -62,10 +62,6 @@ class Reference(Protocol):
         """Return the logits of the token after these."""
         ...
 
-    def all_scores(self, ids: Sequence[int]) -> Scores:
-        """Return the logits of the token after each of these."""
-        ...
-
     def noise(self, precision: str, sequences: Sequence[Sequence[int]]) -> Noise:
         """Measure what rounding the weights and results to a precision changes."""
         ...
@@ -97,11 +93,6 @@ class Walk:
     def worst(self) -> Fork | None:
         return max(self.forks, key=lambda fork: fork.gap, default=None)
 
-    @property
-    def agreement(self) -> float:
-        """The share of tokens that are the model's likeliest."""
-        return 1 - len(self.forks) / len(self.ids) if self.ids else 1.0
-
 
 def walk(
     model: Reference,
@@ -111,13 +102,12 @@ def walk(
     ended_below: int = 0,
     most: int = 256,
     adjust: Adjust | None = None,
-    banned: frozenset[int] = frozenset(),
 ) -> Walk:
     """Lead a model along an answer: at each step it takes the likeliest token that fits the text.
 
     An answer of fewer tokens than ``ended_below`` must end where the model ends it.
     """
-    way = (model, prompt, text, ended_below, most, adjust, banned)
+    way = (model, prompt, text, ended_below, most, adjust)
     found = _walk(*way, strict=False)
     if not found.forks or "\ufffd" in text.rstrip("\ufffd"):
         return found
@@ -133,7 +123,6 @@ def _walk(
     ended_below: int,
     most: int,
     adjust: Adjust | None,
-    banned: frozenset[int],
     *,
     strict: bool,
 ) -> Walk:
@@ -155,7 +144,7 @@ def _walk(
         raw = np.asarray(model.scores([*prompt, *answer]), dtype=np.float64)
         scores = adjust(raw, answer) if adjust else raw
         order = np.argsort(-scores, kind="stable")[:CANDIDATES]
-        best = next((int(token) for token in order if int(token) not in banned), int(order[0]))
+        best = int(order[0])
         if done:
             end = max(model.ends, key=lambda token: scores[token], default=None)
             if end is not None and best not in model.ends:
@@ -163,7 +152,7 @@ def _walk(
                 preferred = _shown(model, prompt, answer, best, written)
                 forks.append(Fork(len(answer), gap, preferred, "(the end)"))
             break
-        token = _next(model, prompt, answer, order, written, wanted, banned, strict)
+        token = _next(model, prompt, answer, order, written, wanted, strict)
         likeliest = _shown(model, prompt, answer, best, written)
         if token is None:
             taken = wanted[len(written.rstrip("\ufffd")) :][:20]
@@ -206,12 +195,11 @@ def _next(
     order: Any,
     written: str,
     wanted: str,
-    banned: frozenset[int],
     strict: bool,
 ) -> int | None:
     """Return the likeliest token that continues the text, or None."""
     for token in map(int, order):
-        if token in model.ends or token in banned:
+        if token in model.ends:
             continue
         text = model.decode(prompt, [*answer, token])
         stable = text.rstrip("\ufffd")

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, get_args
 
-from llmserve.certify.check import Check, State, Verdict
+from llmserve.certify.check import Check, Severity, State, Verdict
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.answers import find_echo, find_refused
 from llmserve.certify.endpoint import Gone, Refusal
 from llmserve.certify.examination import Examination
 from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
+from llmserve.client.openai import KEY
 from llmserve.contract.tasks import GENERATE
 from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
 from llmserve.plugins.registry import Registry
@@ -37,18 +38,31 @@ class Report:
     date: str = ""
     version: str = __version__
     margin: float | None = None
+    unit: str = "logits"
+    """What the margin is a number of."""
     format: int = field(default=1)
 
     @property
     def faults(self) -> list[Verdict]:
         """The failures that no other failure explains, the worst first."""
-        order = ("critical", "major", "minor")
+        order = get_args(Severity)
         found = [verdict for verdict in self.verdicts if verdict.is_fault]
         return sorted(found, key=lambda verdict: order.index(verdict.severity))
 
     def counted(self) -> dict[str, int]:
-        states: tuple[State, ...] = ("passed", "failed", "undecided", "skipped")
-        return {state: sum(v.state == state for v in self.verdicts) for state in states}
+        return {state: sum(v.state == state for v in self.verdicts) for state in get_args(State)}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether something was decided, and the budget cut nothing off."""
+        counted = self.counted()
+        return not counted["unfinished"] and counted["passed"] + counted["failed"] > 0
+
+    @property
+    def title(self) -> str:
+        if self.faults:
+            return "faults"
+        return "certified" if self.is_finished else "not finished"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,6 +103,7 @@ def run_checks(
     verdicts = [replace(v, cause=_cause(v, by_name[v.name], verdicts)) for v in verdicts]
     endpoint, reference = exam.endpoint, exam.reference or exam.encoder
     subject = {"model": endpoint.model, "at": endpoint.url, "api": endpoint.kind}
+    unit = "logits" if endpoint.task == GENERATE else "of the length of a vector"
     return Report(
         {**subject, **endpoint.describe()},
         {"model": reference.name, **reference.describe()} if reference else None,
@@ -98,7 +113,8 @@ def run_checks(
         round(time.monotonic() - began, 1),
         exam.quick,
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        margin=exam.margin if endpoint.task == GENERATE else exam.value_margin,
+        margin=exam.known_margin,
+        unit=unit,
     )
 
 
@@ -121,7 +137,8 @@ def _begin(exam: Examination) -> None:
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
     except Refusal as error:
-        hint = "if it needs an option, give it with --set"
+        is_key = error.status in (401, 403)
+        hint = f"set {KEY}" if is_key else "if it needs an option, give it with --set"
         raise RequestRejectedError(
             f"the server refuses the first request: {error.words}", hint=hint
         ) from None
@@ -144,12 +161,17 @@ def _run(exam: Examination, check: Check) -> Verdict:
         state, words = "failed", error.words
         expected, got = _shown(error.expected), _shown(error.got)
         curl = error.curl or (exam.endpoint.curl(error.ask) if error.ask else "")
-    except (NotOffered, OutOfBudget) as error:
+    except NotOffered as error:
         state, words = "skipped", error.words
+    except OutOfBudget as error:
+        state, words = "unfinished", error.words
     except Outcome as error:
         state, words = "undecided", error.words
     except (Refusal, Gone) as error:
         state, words = "failed", f"a request fails: {error.problem}"
+    except Exception as error:
+        # The other checks' verdicts must not be lost by a mistake in one, perhaps a plugin's.
+        state, words = "undecided", f"the check ends with {type(error).__name__}: {error}"
     return Verdict(
         check.name,
         state,

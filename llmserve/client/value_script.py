@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -29,7 +30,9 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 URL = os.environ.get("LLMSERVE_URL") or "127.0.0.1:8001"
 RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2, 4, 5, 6, 7, 130
 # The formats of Triton's numbers, which are little-endian.
-FORMATS = {"FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q"}
+FORMATS = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"}
+FORMATS |= {"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q"}
+FORMATS |= {"UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
 
 
 class RequestError(Exception):
@@ -95,8 +98,12 @@ def _request(
     for name, value in options.items():
         if isinstance(value, bool):
             request.parameters[name].bool_param = value
-        elif isinstance(value, int):
+        elif isinstance(value, int) and -(2**63) <= value < 2**63:
             request.parameters[name].int64_param = value
+        elif isinstance(value, float):
+            request.parameters[name].double_param = value
+        elif isinstance(value, (list, tuple)):
+            request.parameters[name].string_param = json.dumps(value)
         elif value is not None:
             request.parameters[name].string_param = str(value)
     return request
@@ -173,6 +180,12 @@ def _one_line(message: str) -> str:
     return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
 
 
+def _line(values: dict[str, Any]) -> str:
+    """Return a line of JSON with its letters as they are, and no control characters."""
+    line = json.dumps(values, ensure_ascii=False) + "\n"
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Ask a model that Triton serves for values.")
     parser.add_argument("text", nargs="?", default="-", help="a text; - (default) reads lines")
@@ -195,7 +208,7 @@ def main() -> int:
         outputs = compute(texts, pairs, **options) if texts else {}
         for row in range(len(texts)):
             values = {name: rows[row] for name, rows in outputs.items()}
-            sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+            sys.stdout.write(_line(values))
     except RequestError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

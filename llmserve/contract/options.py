@@ -16,7 +16,7 @@ from llmserve.contract.tensors import Tensor
 Kind = Literal["whole", "number", "flag", "text", "words", "ids", "biases", "object"]
 Group = Literal[
     "answer", "sampling", "biases", "logprobs", "prompt", "forms", "format", "chat", "reading",
-    "vector", "",
+    "vector", "images", "",
 ]  # fmt: skip
 
 INT32 = 2**31 - 1
@@ -66,6 +66,8 @@ class RequestOption:
     """Whether only an answer that consists of tokens can have it."""
     own_responses: bool = False
     """Whether an answer with it has more than text, which a shared stream does not carry."""
+    longest: int = 256
+    """How many characters each text of a list may have."""
     name: str = ""
 
     @property
@@ -122,6 +124,13 @@ class RequestOptions:
         "flag", "answer",
         "Return how the model reads the prompt, instead of an answer: JSON with the ids, their "
         "text and the model's context_length; for an empty prompt also the chat_template.", False,
+    )  # fmt: skip
+
+    # Templates put a place for each image of a message where the model looks for it.
+    image_url: tuple[str, ...] = _option(
+        "words", "images", "The images of the prompt, as addresses such as "
+        "data:image/png;base64,…; a message shows the next one with a part of the type image.", (),
+        high=32, longest=32 << 20, of_tokens=True,
     )  # fmt: skip
 
     temperature: float | None = _option(
@@ -316,6 +325,9 @@ STOP_WORDS = _input("stop_words")
 INCLUDE_STOP = _input("include_stop_str_in_output")
 INPUT_IDS = _input("input_ids")
 PROMPT_ONLY = _input("prompt_only")
+IMAGE_URL = _input("image_url")
+"""A generator that declares it finds the images of a request in its params, and is sent messages
+that show them."""
 SAMPLING = _inputs("sampling")
 """The options that a generator supports by using ``llmserve.runtime.answer.sampling``."""
 LOGIT_BIAS = _input("logit_bias")

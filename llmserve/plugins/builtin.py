@@ -49,7 +49,7 @@ _DIMENSIONS = Option(
 _ACTIVATION = Option(
     "activation",
     "auto",
-    "What makes a score of a single logit; auto is what config.json says, else sigmoid.",
+    "What makes a score of a single logit; auto is what the model's files say, else sigmoid.",
     choices=("auto", "sigmoid", "none"),
 )
 _LABELS = Option(

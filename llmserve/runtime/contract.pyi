@@ -11,6 +11,7 @@ from llmserve.contract.options import DEFAULT_LENGTH as DEFAULT_LENGTH
 from llmserve.contract.options import ENGINE_OPTIONS as ENGINE_OPTIONS
 from llmserve.contract.options import FILL_CONTEXT as FILL_CONTEXT
 from llmserve.contract.options import FORMS as FORMS
+from llmserve.contract.options import IMAGE_URL as IMAGE_URL
 from llmserve.contract.options import INCLUDE_STOP as INCLUDE_STOP
 from llmserve.contract.options import INPUT_IDS as INPUT_IDS
 from llmserve.contract.options import INT32 as INT32

@@ -114,7 +114,11 @@ class TritonPythonModel:
 
 
 def _set_environment(component: Mapping[str, Any], folder: Path) -> None:
-    """Set the variables that a part's libraries read when they are loaded, by whichever part."""
+    """Set the variables that a part's libraries read when they are loaded.
+
+    That is before any part is created. A library that the module of another part imports at its
+    top may have been loaded by then.
+    """
     found, settings = _class_of(component)
     # Only some classes have this method.
     if environment := getattr(found, "environment", None):

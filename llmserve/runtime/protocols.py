@@ -44,7 +44,8 @@ class PairTokenizer(Tokenizer, Protocol):
     """A tokenizer for models that answer with values: it can read a pair of texts, and cut.
 
     With ``prompts``, texts by name, a request can choose one that is put before its text;
-    ``default_prompt`` is the name of the one that others get.
+    ``default_prompt`` is the name of the one that others get. One whose ``cuts_beginnings`` is true
+    keeps the end of a text.
     """
 
     def encode_pair(

@@ -12,6 +12,8 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
@@ -86,6 +88,22 @@ def save_classifier(folder: Path, **settings: Any) -> Path:
     torch.manual_seed(12)
     config = BertConfig(vocab_size=size, max_position_embeddings=CONTEXT, **_SIZES, **settings)
     _save(BertForSequenceClassification(config), folder)
+    return folder
+
+
+def save_decoder(folder: Path) -> Path:
+    """Save a decoder with a head for three classes, and no token for padding anywhere."""
+    size = save_tokenizer(folder)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            named = json.loads((folder / name).read_text(encoding="utf-8"))
+            write(folder / name, {key: named[key] for key in named.keys() - {"pad_token"}})
+    torch.manual_seed(13)
+    config = GPT2Config(
+        vocab_size=size, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, num_labels=3,
+        bos_token_id=4, eos_token_id=4,
+    )  # fmt: skip
+    _save(GPT2ForSequenceClassification(config), folder)
     return folder
 
 

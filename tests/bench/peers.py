@@ -180,13 +180,17 @@ def measure(
 ) -> dict[str, dict[str, list[float]]]:
     """Return the figures of each target by column, a value for each round that it was whole in.
 
-    A target that fails is left out of the rounds that follow.
+    A target that fails is left out of the rounds that follow; Ctrl-C leaves out rounds.
     """
     plan = Plan(Prompts())
     measured: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(rounds):
         began = time.monotonic()
-        for name, columns in one_round(targets, turn, plan, console).items():
+        try:
+            found = one_round(targets, turn, plan, console)
+        except KeyboardInterrupt:
+            break
+        for name, columns in found.items():
             for column, value in columns.items():
                 measured[name].setdefault(column, []).append(value)
         took = f"{time.monotonic() - began:.0f} s"

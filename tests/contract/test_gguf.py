@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -220,8 +221,16 @@ def test_a_build_refuses_in_one_line_and_leaves_nothing(tmp_path: Path, repo: Pa
     assert "bytes of at least" in refused()
 
 
-def test_a_full_disk_is_what_is_named(
-    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), "No space left: make some space"),
+        (RuntimeError("it was not written (os error 28)"), "error 28\\): make some space"),
+        (RuntimeError("these tensors share memory"), "share memory: build from the model that"),
+    ],
+)
+def test_a_full_disk_is_told_from_other_failures(
+    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
 ) -> None:
     path = tmp_path / "m.gguf"
     write_model(path)
@@ -231,13 +240,21 @@ def test_a_full_disk_is_what_is_named(
         return CompletedProcess(words, 0)
 
     def full(*_: object, **__: object) -> None:
-        raise RuntimeError("No space left on device")
+        raise failure
 
     with monkeypatch.context() as patch:
         patch.setattr("llmserve.builder.gguf.conversion.subprocess.run", here)
         patch.setattr(PreTrainedModel, "save_pretrained", full)
-        with pytest.raises(OutputError, match=r"cannot be written as a folder: No space .*: make"):
+        with pytest.raises(OutputError, match=f"cannot be written as a folder: .*{words}"):
             llmserve.build("hf", str(path), output=repo)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_disk_with_too_little_space_is_refused_first(
+    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(OutputError, match=r"its weights take \S+ MB in float32, and the disk of "):
         llmserve.build("hf", str(path), output=repo)

@@ -208,5 +208,10 @@ def test_a_page_that_installs_what_needs_numpy_keeps_it_below_2() -> None:
                 project = ROOT / "plugins" / name / "pyproject.toml"
                 if project.is_file() and '"numpy' in project.read_text(encoding="utf-8"):
                     assert re.search(r"numpy<2|llmserve\[embedded", printed), f"{page}: {printed}"
-                    found.append(name)
-    assert set(found) == {"bench", "embed", "openvino"}
+                    found.append((name, page.stem))
+    assert set(found) >= {
+        ("bench", "README"),
+        ("embed", "README"),
+        ("embed", "retrieval"),
+        ("openvino", "README"),
+    }

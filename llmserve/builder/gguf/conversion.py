@@ -71,7 +71,8 @@ def _run(path: Path, target: Path, dtype: str) -> dict[str, Any]:
     written.unlink()
     if unwritten := result.get("not_written"):
         raise OutputError(
-            f"{path.name} cannot be written as a folder: {unwritten}", hint=NEEDS_SPACE
+            f"{path.name} cannot be written as a folder: {unwritten}",
+            hint=NEEDS_SPACE if result["is_full"] else _HINT,
         )
     if refused := result.get("refused"):
         raise ModelSourceError(f"{path.name} {refused}", hint=_HINT)

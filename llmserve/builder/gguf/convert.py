@@ -15,7 +15,7 @@ from typing import Any
 
 from llmserve.builder.gguf.header import GgufHeader, read_header
 from llmserve.builder.gguf.rope import rope_parameters
-from llmserve.builder.gguf.workarounds import remembered
+from llmserve.builder.gguf.workarounds import is_full, remembered
 
 RESULT = "conversion.json"
 """What the build needs to know; beside the model, in the same folder."""
@@ -41,6 +41,10 @@ class Refused(Exception):
 
 class NotWritten(Exception):
     """The model was read, and cannot be written; the message says why."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(first_line(reason))
+        self.is_full = is_full(reason)
 
 
 def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
@@ -71,8 +75,7 @@ def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
         plain.save_pretrained(target, max_shard_size=_SHARD)
         tokenizer.save_pretrained(target)
     except Exception as error:
-        # The library that writes the weights raises an error of its own on a full disk.
-        raise NotWritten(first_line(error)) from None
+        raise NotWritten(error) from None
     weights = [*target.glob("*.safetensors")]
     for file in weights:
         # The library lets nobody else read them, as Triton may have to.
@@ -220,7 +223,7 @@ def main(path: Path, target: Path, dtype: str) -> None:
         # What is there would be of no use, and the result has to fit.
         shutil.rmtree(target)
         target.mkdir()
-        result = {"not_written": str(error)}
+        result = {"not_written": str(error), "is_full": error.is_full}
     except Exception as error:
         result = {"refused": f"cannot be read by transformers: {first_line(error)}"}
     (target / RESULT).write_text(json.dumps(result), encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -36,6 +38,21 @@ NOT_SAVED = Workaround(
     ("convert:without_quantizer",),
     "`save_pretrained` of such a model writes it",
 )
+FULL_DISK = Workaround(
+    "On a full disk, safetensors raises an error of its own, which has the number in its words.",
+    "safetensors 0.4 to 0.8",
+    ("workarounds:is_full",),
+    "test_a_full_disk_is_told_from_other_failures passes with OSError alone",
+)
+_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether the disk, or what a user may have of it, is full: ``FULL_DISK``."""
+    number = getattr(error, "errno", None)
+    if number is None and (found := _OS_ERROR.search(str(error))):
+        number = int(found[1])
+    return number in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from llmserve.certify.check import Check
 from llmserve.certify.checks import (
     answers,
     chat,
+    constraints,
     hostile,
     lengths,
     logprobs,
@@ -23,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     *chat.CHECKS,
     *logprobs.CHECKS,
     *sampling.CHECKS,
+    *constraints.CHECKS,
     *hostile.CHECKS,
     *values.CHECKS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from llmserve.certify.check import Check
@@ -112,20 +113,23 @@ def _wrong_prompts(
         yield "the token that begins a prompt stands twice", [model.begin, *right]
         if right[:1] == [model.begin]:
             yield "the token that begins a prompt is left out", right[1:]
-    twice = model.render([{"role": "user", "content": text}])
-    yield "the chat template is applied twice", model.encode(twice, special=False)
-    yield "the chat template is applied twice", model.encode(twice)
-    closed = model.render(messages, opened=False)
-    yield "the words that open the answer are missing", model.encode(closed, special=False)
+    # A chat that the template refuses, such as a lone answer of a tool, explains nothing.
+    with suppress(ValueError):
+        twice = model.render([{"role": "user", "content": text}])
+        yield "the chat template is applied twice", model.encode(twice, special=False)
+        yield "the chat template is applied twice", model.encode(twice)
+    with suppress(ValueError):
+        closed = model.render(messages, opened=False)
+        yield "the words that open the answer are missing", model.encode(closed, special=False)
     plain = "\n".join(str(message["content"]) for message in messages)
     yield "the chat template is not applied", model.encode(plain)
     users = [message for message in messages if message["role"] != "system"]
-    if 0 < len(users) < len(messages):
-        yield "the system message is lost", model.encode(model.render(users), special=False)
-    yield (
-        "all but the last message are lost",
-        model.encode(model.render(messages[-1:]), special=False),
-    )
+    with suppress(ValueError):
+        if 0 < len(users) < len(messages):
+            yield "the system message is lost", model.encode(model.render(users), special=False)
+    with suppress(ValueError):
+        last = model.render(messages[-1:])
+        yield "all but the last message are lost", model.encode(last, special=False)
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ from typing import Any
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Examination
-from llmserve.certify.outcome import Broken, NotOffered
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 
 _LIMITS = (1, 2, 5, 11)
 _LONG = 16
@@ -163,6 +163,9 @@ def _continued(exam: Examination, option: str, options: Callable[[int], dict[str
         raise NotOffered("no prompt has an answer that ends by itself")
     ask, answer = found
     tokens = answer.output_tokens or len(exam.walk(ask, answer).ids if exam.reference else ())
+    if not tokens:
+        # A limit below the answer's length would cut it, which would look like an effect.
+        raise Undecided("only the server's count or the model can say how long an answer is")
     longer = exam.greedy(ask.prompt, tokens + 8, **options(tokens))
     got = exam.ask(longer)
     counted = got.output_tokens

@@ -33,7 +33,8 @@ def _equal(exam: Examination) -> None:
             entry = answer.logprobs[at]
             compared += 1
             worst = max(worst, abs(entry.logprob - want))
-            if abs(entry.logprob - want) > allowed:
+            # So that a difference that is no number is none that is allowed.
+            if not abs(entry.logprob - want) <= allowed:
                 raise Broken(
                     f"the log-probability of token {at + 1}, {entry.token!r}, differs by "
                     f"{abs(entry.logprob - want):.3g}; {exam.precision} explains {allowed:.2g}",
@@ -51,14 +52,14 @@ def _equal(exam: Examination) -> None:
 
 
 def _check_order(tops: list[float]) -> None:
-    if tops != sorted(tops, reverse=True):
+    if any(map(math.isnan, tops)) or tops != sorted(tops, reverse=True):
         raise Broken("the likeliest tokens are not in order", got=tops)
 
 
 def _divergence(model: tuple[float, ...], server: list[float]) -> float | None:
     """Return the Kullback-Leibler divergence of the likeliest tokens, paired by rank."""
     pairs = list(zip(model, server, strict=False))
-    if not pairs:
+    if not pairs or not all(map(math.isfinite, server)):
         return None
     return sum(math.exp(p) * (p - q) for p, q in pairs)
 

@@ -2,19 +2,19 @@
 
 Options that should leave only the likeliest token are tested by answers that must then equal the
 one without chance, so there is no false alarm by chance; a note says how likely a fault goes
-unseen. The distribution of first tokens is tested at an error rate of one in ten thousand.
+unseen. The distribution of first tokens is tested at an error rate of one in ten thousand, which
+holds for the model's own weights: rounded to integers, they are another distribution.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import comb
 from typing import Any
 
 from llmserve.certify.check import Check
-from llmserve.certify.endpoint import Ask, Refusal, Reply
+from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Examination
 from llmserve.certify.outcome import Broken, NotOffered, Undecided
 from llmserve.certify.reference import Adjust, greedy
@@ -25,6 +25,7 @@ _SAMPLES = 8
 _TOKENS = 12
 _DRAWS = 128
 _ALPHA = 1e-4
+_INTEGERS = ("int8", "int4")
 _SIMULATED = 50_000
 _AT_ONCE = 16
 _TELLING = 2
@@ -67,10 +68,11 @@ def _narrowed(option: str, value: Any) -> Callable[[Examination], None]:
         other = []
         for ask, answer in zip(narrow, exam.together(narrow, most=4), strict=True):
             likeliest = _plain(exam, ask)
-            if answer.text != likeliest.text and not _is_tie(exam, ask, answer):
+            if answer.text != likeliest.text and not exam.is_tie(ask, answer):
                 other.append((ask, likeliest, answer))
         # One answer may differ by rounding where no model is there to ask.
-        if len(other) > (0 if exam.reference else 1):
+        allowed = 0 if exam.reference else 1
+        if len(other) > allowed:
             ask, likeliest, answer = other[0]
             raise Broken(
                 f"{option}={value} leaves only the likeliest token, and {len(other)} of "
@@ -79,17 +81,19 @@ def _narrowed(option: str, value: Any) -> Callable[[Examination], None]:
                 got=answer.text,
                 ask=ask,
             )
-        unseen = max(same, 1) / len(asks)
+        unseen = _at_most(allowed, len(asks), 1 - max(same, 1) / len(asks))
         exam.note(
             f"without it, {same} of {len(asks)} answers are the likeliest one; that it is ignored "
-            f"goes unseen with a probability of {unseen ** len(asks):.1g}"
+            f"goes unseen with a probability of {unseen:.1g}"
         )
 
     return run
 
 
-def _is_tie(exam: Examination, ask: Ask, answer: Reply) -> bool:
-    return exam.reference is not None and exam.is_explained(exam.walk(ask, answer))
+def _at_most(most: int, number: int, chance: float) -> float:
+    """Return the probability that at most so many of a number of answers differ."""
+    ways = (comb(number, n) * chance**n * (1 - chance) ** (number - n) for n in range(most + 1))
+    return sum(ways)
 
 
 def _seed(exam: Examination) -> None:
@@ -220,24 +224,6 @@ def _is_plain(text: str) -> bool:
     return text.strip().isalpha() and text.isascii()
 
 
-def _bad_words(exam: Examination) -> None:
-    exam.offer("bad_words", ["\u00a7\u00a7"])
-    tried = 0
-    for prompt in exam.prompts[:4]:
-        text = exam.alone(exam.greedy(prompt)).text
-        words = [word for word in text.split(" ")[1:-1] if word.isalpha() and len(word) > 1]
-        if not words:
-            continue
-        tried += 1
-        ask = exam.greedy(prompt, bad_words=[words[0]])
-        answer = exam.ask(ask)
-        if re.search(rf"(?<!\w){re.escape(words[0])}(?!\w)", answer.text):
-            problem = f"bad_words={[words[0]]!r} is accepted, and the word is in the answer"
-            raise Broken(problem, expected="another word", got=answer.text, ask=ask)
-    if not tried:
-        raise Undecided("no answer has a word to forbid")
-
-
 def _distribution(exam: Examination) -> None:
     """Compare the first tokens of many answers with the model's probabilities."""
     import numpy as np
@@ -260,6 +246,11 @@ def _distribution(exam: Examination) -> None:
     probability = _tail(counts, chances)
     exam.figures |= {"draws": _DRAWS, "kinds": len(counts), "probability": round(probability, 5)}
     if probability < _ALPHA:
+        if exam.precision in _INTEGERS:
+            raise Undecided(
+                f"first tokens at temperature=1 are not drawn as the model says (probability "
+                f"{probability:.1g}): weights in {exam.precision} may be why"
+            )
         usual = {text: round(expected[text] * _DRAWS, 1) for text in texts[:8]}
         raise Broken(
             f"first tokens at temperature=1 are not drawn as the model says (probability "
@@ -320,56 +311,6 @@ def _tail(counts: Any, chances: Any) -> float:
         if probability > 100 * _ALPHA:
             break
     return probability
-
-
-_SCHEMA = {
-    "type": "object",
-    "properties": {"sure": {"type": "boolean"}, "number": {"enum": [1, 2, 3]}},
-    "required": ["sure", "number"],
-    "additionalProperties": False,
-}
-_CHOICE = ["alpha", "omega"]
-
-
-def _constrained(exam: Examination) -> None:
-    """Constrained answers in whatever way the server offers them."""
-    offered = 0
-    for name, value, fits in (
-        ("json_schema", _SCHEMA, _fits_schema),
-        ("choice", _CHOICE, lambda text: text.strip() in _CHOICE),
-        ("regex", "[0-9]{3}-[a-f]{2}", lambda text: bool(re.fullmatch("[0-9]{3}-[a-f]{2}", text))),
-    ):
-        if not exam.takes(name):
-            continue
-        for prompt in exam.prompts[:2]:
-            ask = exam.greedy(prompt, 48, **{name: value})
-            try:
-                answer = exam.try_ask(ask)
-            except Refusal as error:
-                exam.note(f"{name} is refused: {error.words[:80]}")
-                break
-            offered += 1
-            if answer.finish_reason == "length" and answer.output_tokens == 48:
-                # White space between the parts of JSON can fill any length.
-                exam.note(f"with {name}, an answer does not end within 48 tokens")
-            elif not fits(answer.text):
-                words = f"{name} is accepted, and the answer does not meet it"
-                raise Broken(words, expected=value, got=answer.text, ask=ask)
-    if not offered:
-        raise NotOffered("no kind of constraint is offered")
-
-
-def _fits_schema(text: str) -> bool:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return False
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"sure", "number"}
-        and isinstance(value["sure"], bool)
-        and value["number"] in (1, 2, 3)
-    )
 
 
 _BATCH = ("no-foreign-text", "own-answer", "own-length", "same-in-a-batch", "repeatable")
@@ -440,14 +381,6 @@ CHECKS = (
         quick=False,
     ),
     Check(
-        name="bad-words",
-        severity="minor",
-        promise="a bad word is not in the answer",
-        meaning="words that a user forbids are in the answer",
-        run=_bad_words,
-        quick=False,
-    ),
-    Check(
         name="sampling-distribution",
         severity="major",
         promise="at temperature 1, tokens are drawn with the model's probabilities",
@@ -455,14 +388,6 @@ CHECKS = (
         run=_distribution,
         needs=("reference",),
         follows=(*_ALWAYS, "temperature"),
-        quick=False,
-    ),
-    Check(
-        name="constrained",
-        severity="major",
-        promise="a constrained answer meets its constraint",
-        meaning="programs that read answers as data fail",
-        run=_constrained,
         quick=False,
     ),
 )

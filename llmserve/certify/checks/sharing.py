@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import NamedTuple
 
+from llmserve.certify.at_once import at_once
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply
 from llmserve.certify.examination import Examination, timed
@@ -162,18 +163,14 @@ def _own_answer(exam: Examination) -> None:
 def _is_strange(exam: Examination, crowd: Crowd, at: int, other: int, answer: Reply) -> bool:
     """Whether an answer with another's text is none that rounding makes of the own one."""
     if exam.reference is not None:
-        return not _is_tie(exam, crowd.asks[at], answer)
+        return not exam.is_tie(crowd.asks[at], answer)
     # After the same words, two prompts may have answers that are a tie of both.
     return not crowd.is_like(at, other, len(exam.prompts))
 
 
 def _is_answer(exam: Examination, ask: Ask, answer: Reply) -> bool:
     """Whether this is surely the answer to a request: a wrong one may be anybody's by chance."""
-    return exam.alone(ask).text == answer.text or _is_tie(exam, ask, answer)
-
-
-def _is_tie(exam: Examination, ask: Ask, answer: Reply) -> bool:
-    return exam.reference is not None and exam.is_explained(exam.walk(ask, answer))
+    return exam.alone(ask).text == answer.text or exam.is_tie(ask, answer)
 
 
 def _foreign(exam: Examination) -> None:
@@ -216,12 +213,11 @@ def _bad_neighbour(exam: Examination) -> None:
         except (Refusal, Gone):
             return
 
-    with ThreadPoolExecutor(2 * len(asks)) as pool:
-        good = [pool.submit(exam.ask, ask) for ask in asks]
-        others = [pool.submit(disturb, number) for number in range(len(asks))]
-        answers = [job.result() for job in good]
-        for job in others:
-            job.result()
+    good: list[Callable[[], Reply | None]] = [partial(exam.ask, ask) for ask in asks]
+    others: list[Callable[[], None]] = [partial(disturb, number) for number in range(len(asks))]
+    calls: list[Callable[[], Reply | None]] = [*good, *others]
+    found = at_once(calls, 2 * len(asks))
+    answers = [answer for answer in found if answer is not None]
     exam.expect_each(asks, alone, answers, "when requests beside it are refused")
 
 
@@ -238,8 +234,7 @@ def _leaving(exam: Examination) -> None:
         raise Undecided(f"a long answer takes only {whole:.1f} s: too little to tell")
     waits = []
     for _ in range(2):
-        with ThreadPoolExecutor(_LEAVING) as pool:
-            list(pool.map(lambda ask: _leave(exam, ask), asks))
+        at_once([partial(_leave, exam, ask) for ask in asks], _LEAVING)
         waits.append(_seconds(exam, short))
         if waits[-1] <= 3 * usual + 0.4 * whole:
             exam.figures |= {

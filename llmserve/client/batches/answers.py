@@ -21,6 +21,8 @@ SYNC_SECONDS = 1.0
 """At most this much of the answers is lost when the machine stops; none when the process does."""
 _BEGIN = b'{"id": "batch_req_'
 """How each line begins: nothing else at the end of a file is ever cut off."""
+_LINE_ENDS = "\x85\u2028\u2029"
+"""What else ends a line for some readers, such as ``str.splitlines``."""
 
 
 def answer_line(
@@ -77,8 +79,11 @@ class BatchAnswers:
                     raise self._foreign()
                 self._add(name, line, is_failed)
 
-    def append(self, content: dict[str, Any]) -> None:
+    def append(self, content: dict[str, Any], body: bytes | None = None) -> None:
+        """Add a line; ``body`` is the JSON that a server answered, if ``content`` has none."""
         line = json.dumps(content).encode() + b"\n"
+        if body is not None:
+            line = _with_body(line, body)
         try:
             _write(self._handle, line)
             if time.monotonic() - self._synced > SYNC_SECONDS:
@@ -182,6 +187,18 @@ def open_answers(path: Path, requests: BatchRequests) -> Iterator[BatchAnswers]:
         answers.sync()
     finally:
         os.close(handle)
+
+
+def _with_body(line: bytes, body: bytes) -> bytes:
+    """Return a line with a body that may be very large, and so is not parsed."""
+    for end in "\n\r":  # Between tokens only.
+        body = body.replace(end.encode(), b" ")
+    if not body.isascii():
+        for end in _LINE_ENDS:
+            body = body.replace(end.encode(), json.dumps(end)[1:-1].encode())
+    # Quotes within a text have a backslash before them.
+    before, _, after = line.rpartition(b'"body": null')
+    return b'%b"body": %b%b' % (before, body, after)
 
 
 def _write(handle: int, data: bytes) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption, RequestOptions
 from llmserve.runtime.errors import RequestError, invalid_value
 
-_MAX_WORD_LENGTH = 256
 # A longer name is not a misspelling of ours, and no request misspells more names. Each comparison
 # takes half a millisecond.
 _MAX_NAME_LENGTH, _MAX_COMPARED = 32, 16
@@ -72,7 +71,7 @@ def _text(name: str, value: Any) -> str:
     return check_text(name, value)
 
 
-def _words(maximum: int) -> Reader:
+def _words(maximum: int, longest: int) -> Reader:
     """Read words: a list, or as a request parameter, which has no lists, JSON or a single word."""
 
     def read(name: str, value: Any) -> tuple[str, ...]:
@@ -83,10 +82,8 @@ def _words(maximum: int) -> Reader:
                 value = [value]
         if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
             raise invalid_value(name, f"takes a list of words, not {_quoted(value)}")
-        if len(value) > maximum or any(len(word) > _MAX_WORD_LENGTH for word in value):
-            raise invalid_value(
-                name, f"takes at most {maximum} words of {_MAX_WORD_LENGTH} characters"
-            )
+        if len(value) > maximum or any(len(word) > longest for word in value):
+            raise invalid_value(name, f"takes at most {maximum} words of {longest} characters")
         return tuple(check_text(name, word) for word in value if word)
 
     return read
@@ -193,7 +190,7 @@ def _reader(row: RequestOption) -> Reader:
         "number": any_number(low, high, open_low=row.above),
         "flag": _boolean,
         "text": _text,
-        "words": _words(int(high)),
+        "words": _words(int(high), row.longest),
         "ids": _ids,
         "biases": _biases(int(high)),
         "object": _dict,

@@ -24,20 +24,27 @@ def encode(text: str, pair: str | None, params: Params, parts: Parts) -> Encoded
     limit = parts.generator.context_length
     if limit is None:
         return encode_pair(text, pair)
-    text, pair = _without_the_end(text, pair, limit, encode_pair, cuts=params.truncate)
+    if not (params.truncate and getattr(parts.tokenizer, "cuts_beginnings", False)):
+        text, pair = _without_the_end(text, pair, limit, encode_pair, cuts=params.truncate)
     ids, segments = encode_pair(text, pair)
     if len(ids) <= limit:
         return ids, segments
     if not params.truncate:
         raise _too_long(f"{len(ids)} tokens", limit, len(ids))
-    return encode_pair(text, pair, limit=limit)
+    cut, segments = encode_pair(text, pair, limit=limit)
+    if len(cut) > limit:
+        # The special tokens alone are over the limit, and nothing is cut then.
+        raise _too_long(f"{len(ids)} tokens", limit, len(ids), can_be_cut=False)
+    return cut, segments
 
 
-def cut_ids(ids: Sequence[int], params: Params, limit: int | None) -> list[int]:
-    """Return token ids that a client has sent, cut if it allows that."""
-    if limit is not None and len(ids) > limit and not params.truncate:
-        raise _too_long(f"{len(ids)} tokens", limit, len(ids))
-    return list(ids)[:limit]
+def whole_ids(ids: Sequence[int], params: Params, limit: int | None) -> list[int]:
+    """Return token ids that a client has sent; what ends them would be lost if they were cut."""
+    if limit is not None and len(ids) > limit:
+        if params.truncate:
+            raise invalid_value("truncate", "cannot cut input_ids: send text_input")
+        raise _too_long(f"{len(ids)} tokens", limit, len(ids), can_be_cut=False)
+    return list(ids)
 
 
 def _encoder(tokenizer: Tokenizer, pair: str | None) -> _Encode:
@@ -91,12 +98,14 @@ def _without_the_end(
     return text, pair
 
 
-def _too_long(size: str, limit: int, tokens: int | None = None) -> RequestError:
+def _too_long(
+    size: str, limit: int, tokens: int | None = None, *, can_be_cut: bool = True
+) -> RequestError:
     details = {} if tokens is None else {"prompt_tokens": tokens}
     details["context"] = limit
+    advice = "shorten it, or send truncate=true to have it cut" if can_be_cut else "shorten it"
     return RequestError(
-        f"the text has {size} and the model reads at most {limit} tokens: shorten it, or send "
-        "truncate=true to have it cut",
+        f"the text has {size} and the model reads at most {limit} tokens: {advice}",
         code="context_length_exceeded",
         param=None,
         **details,

@@ -17,6 +17,7 @@ from llmserve.runtime.protocols import Parts, Tokenizer
 
 _MAX_PROMPTS = 256
 _LISTS = frozenset(row.name for row in OPTIONS.values() if row.is_list)
+_IMAGE = {"type": "image"}
 _NO_INPUT = frozenset(row.name for row in OPTIONS.values() if not row.inputs)
 
 
@@ -154,7 +155,7 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
             raise invalid_value("chat_template_kwargs", "cannot contain messages or self")
         # Only a tokenizer that declares template options gets any.
         encode_chat: Any = tokenizer.encode_chat
-        ids = encode_chat(_messages(messages), **kwargs)
+        ids = encode_chat(_messages(messages, params.image_url), **kwargs)
     elif not text and params.prompt_only:
         return Prompt("", [], params)
     elif not text:
@@ -171,8 +172,12 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
 def _value_prompt(text: str, pair: str | None, params: Params, parts: Parts) -> Prompt:
     """Read a prompt of a model that answers with values: it has no messages and no template."""
     if params.input_ids:
+        for name, value in (("text_pair", pair), ("prompt_name", params.prompt_name)):
+            # Where pairs are usual, Triton asks for an empty one.
+            if value:
+                raise invalid_value(name, "cannot be put beside input_ids: send text_input")
         ids = _checked_ids(params.input_ids, parts.tokenizer)
-        return Prompt(text, reading.cut_ids(ids, params, parts.generator.context_length), params)
+        return Prompt(text, reading.whole_ids(ids, params, parts.generator.context_length), params)
     if not text and params.prompt_only:
         return Prompt("", [], params)
     if not text:
@@ -260,7 +265,7 @@ def _text(value: Any, name: str) -> str:
         raise invalid_value(name, problem) from None
 
 
-def _messages(value: Any) -> list[dict[str, Any]]:
+def _messages(value: Any, images: Sequence[str]) -> list[dict[str, Any]]:
     try:
         messages = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
@@ -268,7 +273,20 @@ def _messages(value: Any) -> list[dict[str, Any]]:
     if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise invalid_value("messages", 'takes a JSON list of {"role": …, "content": …}')
     check_text("messages", json.dumps(messages, ensure_ascii=False))
+    messages = [{**message, "content": _content(message["content"])} for message in messages]
+    contents = [message["content"] for message in messages]
+    in_messages = sum(c.count(_IMAGE) for c in contents if isinstance(c, list))
+    if in_messages != len(images):
+        problem = f"has {len(images)} images, and the messages show {in_messages}"
+        raise invalid_value("image_url", problem)
     return messages
+
+
+def _content(value: Any) -> Any:
+    """Return a content whose parts are all texts as one: many templates know no parts."""
+    if not isinstance(value, list) or _IMAGE in value:
+        return value
+    return "".join(part["text"] for part in value)
 
 
 def _is_message(value: Any) -> bool:
@@ -277,8 +295,19 @@ def _is_message(value: Any) -> bool:
     calls = value.get("tool_calls", [])
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
         return False
+    content = value.get("content", 0)
+    if isinstance(content, list):
+        return bool(content) and all(map(_is_part, content))
     # Next to tool calls, an assistant's content may be null.
-    return isinstance(value.get("content"), str) or bool(calls and value.get("content", 0) is None)
+    return isinstance(content, str) or bool(calls and content is None)
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether a value is a part of a message that shows images."""
+    if value == _IMAGE:
+        return True
+    is_text = isinstance(value, dict) and value.get("type") == "text"
+    return is_text and isinstance(value.get("text"), str)
 
 
 def _is_call(value: Any) -> bool:

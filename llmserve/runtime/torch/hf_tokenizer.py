@@ -51,6 +51,7 @@ class TransformersTokenizer:
         self._lowercase = bool(settings.get("lowercase", False))
         # Tokenizers of transformers before 4.34 do not tell.
         self._segments = "token_type_ids" in getattr(self._tokenizer, "model_input_names", ())
+        self.cuts_beginnings = getattr(self._tokenizer, "truncation_side", "right") == "left"
         self._whole: Any = None
 
     @property

@@ -19,6 +19,8 @@ from llmserve.names import near
 
 _FIRST_BACK_OFF, _MAX_BACK_OFF = 5.0, 300.0
 """Seconds until a model that failed to load is tried again: twice as many after each failure."""
+_DOUBLINGS = 10
+"""More than lead to the longest wait; a thousand would overflow."""
 _MB = 1e6
 
 
@@ -81,8 +83,6 @@ class Hold:
         """Return the state for who holds it, in another process."""
         if not self.granted.done():
             return {"place": self.place}
-        if self.granted.cancelled():
-            return {"going": True}
         if isinstance(error := self.granted.exception(), LLMServeError):
             code = getattr(error, "code", NotLoadedError.code)
             details = getattr(error, "details", {})
@@ -444,7 +444,7 @@ class Demand:
         self._plan()
 
     def _record_failure(self, model: _Model, why: str) -> None:
-        wait = min(_MAX_BACK_OFF, _FIRST_BACK_OFF * 2**model.failures)
+        wait = min(_MAX_BACK_OFF, _FIRST_BACK_OFF * 2 ** min(model.failures, _DOUBLINGS))
         model.failures, model.why = model.failures + 1, why
         model.retry_at = self._clock() + wait
         self._notify(f"{model.name}: is tried again on request, after {wait:g} s")

@@ -39,7 +39,7 @@ class Keeper:
         self.kept = Kept(settings, server, notify)
         reloader = Reloader(self.kept)
         orders = Orders(self.kept, reloader)
-        self.reload, self.unload = orders.reload, orders.unload
+        self.reload, self.unload, self.check_model = orders.reload, orders.unload, orders.check
         shelf = Shelf(self.kept, orders, reloader, lambda name: self._monitor.is_asking_for(name))
         self.offer, self.load, self.put_away = shelf.offer, shelf.load, shelf.put_away
         self._detector = Detector(self.kept, reloader.give_up)

@@ -16,7 +16,7 @@ from llmserve.server.settings import ServerSettings
 
 CHECK_INTERVAL = 0.25
 """Seconds between two checks."""
-_GONE = 2.0
+GONE = 2.0
 """Seconds after which a missing folder is not one that a build is replacing."""
 
 
@@ -43,7 +43,7 @@ class KeptModel(Watch):
             self.gone_since, self.note = None, ""
         elif self.gone_since is None:
             self.gone_since = now
-        elif now - self.gone_since > _GONE and not self.note:
+        elif now - self.gone_since > GONE and not self.note:
             self.note = f"{folder} is gone: llmserve unload {self.name}, or build it again"
             self.notify(f"{self.name}: {self.note}")
 

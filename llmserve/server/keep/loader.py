@@ -15,6 +15,8 @@ from llmserve.server.keep.states import State
 from llmserve.server.run.machine import expected_memory
 
 _DOWN = (State.UNLOADED, State.FAILED)
+_Build = tuple[str, int, int]
+"""A model, and what tells its folder from that of another build."""
 _PATIENCE = 60.0
 """Seconds that requests have to end before a Triton that loads nothing any more is restarted."""
 
@@ -25,10 +27,12 @@ class ReplicaLoader:
     def __init__(self, keepers: Sequence[Keeper]) -> None:
         self._keepers = keepers
         self._repository = Repository.open(keepers[0].kept.settings.repository)
-        self._expected: dict[str, float] = {}
-        self._most: defaultdict[str, float] = defaultdict(float)
-        """The most memory that each model was ever seen to take, with all replicas."""
+        self._expected: dict[_Build, float] = {}
+        self._most: defaultdict[_Build, float] = defaultdict(float)
+        """The most memory that each build was ever seen to take, with all replicas."""
         self._now: dict[str, float] = {}
+        self._loaded: dict[str, _Build] = {}
+        """Which builds are loaded: their folders may have been replaced since."""
 
     def is_loaded(self, name: str) -> bool:
         return any(model.state not in _DOWN for model in self._of(name))
@@ -45,11 +49,21 @@ class ReplicaLoader:
         """
         if now := self._now.get(name, 0.0):
             return now
-        if name not in self._expected:
+        build = self._build(name)
+        if build not in self._expected:
+            # Read again: it is new, or was built anew.
+            self._repository = Repository.open(self._repository.path)
             names = self._repository.with_parts([name])
             each = (expected_memory(self._repository.model(part)) for part in names)
-            self._expected[name] = float(sum(each) * len(self._keepers))
-        return max(self._expected[name], self._most[name])
+            self._expected[build] = float(sum(each) * len(self._keepers))
+        return max(self._expected[build], self._most[build])
+
+    def _build(self, name: str) -> _Build:
+        try:
+            stat = (self._repository.path / name).stat()
+        except OSError:
+            return name, 0, 0
+        return name, stat.st_ino, stat.st_mtime_ns
 
     def is_paused(self) -> bool:
         """Return whether a Triton is about to be restarted, or all are at the moment."""
@@ -79,25 +93,31 @@ class ReplicaLoader:
 
     def measure(self) -> None:
         """Measure the memory of the models that are loaded."""
-        self._now = {}
+        self._now, before, self._loaded = {}, self._loaded, {}
         for keeper in self._keepers:
-            for model in keeper.kept.models.values():
+            for name, model in keeper.kept.models.items():
                 if model.alive or model.state is State.LOADING:
+                    self._loaded[name] = before.get(name) or self._build(name)
                     self._measure(keeper, model)
 
     def _measure(self, keeper: Keeper, model: KeptModel) -> None:
         sizes = [keeper.kept.stubs.memory(part) for part in (model.name, *model.parts)]
         most = sum(most for _, most in sizes) * len(self._keepers)
-        self._most[model.name] = max(self._most[model.name], most)
+        build = self._loaded[model.name]
+        self._most[build] = max(self._most[build], most)
         if model.alive:
             now = self._now.get(model.name, 0.0) + sum(now for now, _ in sizes)
             self._now[model.name] = now
+
+    async def check(self, name: str) -> None:
+        """Raise if a model's files say that it could not be loaded."""
+        await self._keepers[0].check_model(name)
 
     async def load(self, name: str) -> None:
         """Load a model everywhere, or nowhere."""
         # Read again: it may have been built anew.
         self._repository = Repository.open(self._repository.path)
-        self._expected.pop(name, None)
+        self._expected.pop(self._build(name), None)
         keepers = self._serving()
         for keeper in keepers:
             keeper.offer(name)
@@ -113,6 +133,7 @@ class ReplicaLoader:
         keepers = [k for k in self._serving() if k.kept.models[name].state not in _DOWN]
         await asyncio.gather(*(keeper.put_away(name) for keeper in keepers))
         self._now.pop(name, None)
+        self._loaded.pop(name, None)
 
     def _serving(self) -> list[Keeper]:
         return [keeper for keeper in self._keepers if not keeper.kept.given_up]

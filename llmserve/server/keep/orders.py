@@ -28,15 +28,10 @@ class Orders:
     async def reload(self, name: str) -> None:
         """Load or reload a model; the old one answers until the new one is loaded."""
         kept = self._kept
-        # Read again: the model may be new, or built anew.
-        repository = Repository.open(kept.settings.repository)
-        if name not in repository.models:
-            hint = near(name, repository.models)
-            raise ServerError(f"no model {name!r} in {repository.path}", hint=hint)
+        repository = await self.check(name)
         if not kept.server.renewable:
             raise ServerError("this Triton cannot reload a model", hint="stop and start it")
         self._require_triton()
-        await self._check_files(repository, name)
         parts = (*repository.parts_of(name), name)
         for part in parts:
             if part not in kept.models:
@@ -49,6 +44,16 @@ class Orders:
         while not all(kept.log.loads[part] > before for part, before in loads_before.items()):
             await asyncio.sleep(CHECK_INTERVAL)
             self._refuse_failed(parts)
+
+    async def check(self, name: str) -> Repository:
+        """Return the repository; refuse a model that is not there or cannot be read."""
+        # Read again: the model may be new, or built anew.
+        repository = Repository.open(self._kept.settings.repository)
+        if name not in repository.models:
+            hint = near(name, repository.models)
+            raise ServerError(f"no model {name!r} in {repository.path}", hint=hint)
+        await self._check_files(repository, name)
+        return repository
 
     async def _check_files(self, repository: Repository, name: str) -> None:
         """Refuse a model whose configuration cannot be read (workarounds.UNREADABLE).

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from llmserve.errors import ServerError
+from llmserve.errors import ServerError, reason
 from llmserve.server.keep.kept import CHECK_INTERVAL, Kept, KeptModel
 from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
@@ -46,7 +46,7 @@ class Shelf:
             self._kept.models[name] = self._kept.watched(name, State.UNLOADED)
 
     async def load(self, name: str) -> None:
-        """Load a model and its parts; raise :class:`ServerError` if that fails."""
+        """Load a model and its parts; raise why if that fails."""
         kept, tries = self._kept, 0
         while True:
             await self._wait_for_triton()
@@ -58,12 +58,15 @@ class Shelf:
                 tries += 1
                 await self._reload(name)
                 break
-            except ServerError as error:
+            except (ServerError, OSError) as error:
+                # One of the system: Triton is told by files, for which there may be no place.
                 if kept.stopping or kept.given_up:
                     raise
                 if kept.server is server and kept.triton.alive:
                     did_not_respond = not kept.log.unhealthy.isdisjoint(self._names(name))
-                    await self._take_back(name, error.problem)
+                    await self._take_back(
+                        name, error.problem if isinstance(error, ServerError) else reason(error)
+                    )
                     if did_not_respond and tries < _TRIES:
                         # It is not the model's fault if the machine has too much to do (GIVEN_UP).
                         kept.notify(f"{name}: is loaded again, since it did not respond")

@@ -20,7 +20,7 @@ from llmserve.repository.repository import Repository
 from llmserve.server.keep.control import listening
 from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve.server.keep.keeper import Keeper
-from llmserve.server.keep.kept import CHECK_INTERVAL
+from llmserve.server.keep.kept import CHECK_INTERVAL, GONE
 from llmserve.server.keep.loader import ReplicaLoader
 from llmserve.server.keep.states import best_of
 from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
@@ -52,6 +52,8 @@ class Supervisor:
     """Which models those are."""
     _demand: Demand | None = None
     _measured_at: float = 0.0
+    _gone_since: dict[str, float] = field(default_factory=dict)
+    """When the folder of a model on offer was first seen to be missing."""
     _keepers: list[Keeper] = field(default_factory=list)
     _frontends: list[WatchedFrontend] = field(default_factory=list)
 
@@ -119,16 +121,19 @@ class Supervisor:
             if now - self._measured_at >= _MEASURED_EVERY:
                 self._measured_at = now
                 self._loader.measure()
-                self._withdraw_gone(self._demand)
+                self._withdraw_gone(self._demand, now)
             self._loader.restart(now, in_use=self._demand.is_in_use())
             self._demand.check()
         if all(keeper.kept.failed for keeper in self._keepers):
             self._give_up()
 
-    def _withdraw_gone(self, demand: Demand) -> None:
+    def _withdraw_gone(self, demand: Demand, now: float) -> None:
         """Offer no more what is not loaded and has no folder, as after `llmserve remove`."""
-        for name in demand.offered:
-            if not self._keepers[0].kept.folder(name).is_dir():
+        folder, before = self._keepers[0].kept.folder, self._gone_since
+        gone = [name for name in demand.offered if not folder(name).is_dir()]
+        self._gone_since = {name: before.get(name, now) for name in gone}
+        for name, since in self._gone_since.items():
+            if now - since > GONE:
                 demand.withdraw(name)
                 if name not in demand.offered:
                     for keeper in self._keepers:
@@ -175,6 +180,9 @@ class Supervisor:
             for keeper in self._keepers:
                 keeper.offer(name)
             demand.offer(name)
+        if do == "reload":
+            # The one that is loaded goes before the new one comes.
+            await self._loader.check(name)
         if do != "load":
             await demand.unload(name)
         if do != "unload":

@@ -76,9 +76,13 @@ class OpenAISender:
         self._model = model
         self._load = load
         self._session: Any = None
+        self._left: tuple[type[Exception], ...] = ()
+        self._never_there: type[Exception] = Exception
 
     async def __aenter__(self) -> OpenAISender:
         aiohttp = import_aiohttp()
+        self._left = aiohttp.ClientOSError, aiohttp.ServerDisconnectedError
+        self._never_there = aiohttp.ClientConnectorError
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._load.timeout),
@@ -92,7 +96,13 @@ class OpenAISender:
     async def send(self, request: Request, parts: Parts) -> None:
         post = self._post_of(request)
         try:
-            await self._post(post, parts)
+            try:
+                await self._post(post, parts)
+            except self._left as error:
+                if parts or isinstance(error, self._never_there):
+                    raise
+                # A server may close a connection at the moment in which it is used again.
+                await self._post(post, parts)
         except asyncio.TimeoutError:
             raise self._api.late(self._load.timeout or 0) from None
         except import_aiohttp().ClientError as error:

@@ -27,7 +27,7 @@ from llmserve_bench.targets import Target
 _PARTS = "llmserve.parts"
 _PYTHON = "model.py"
 _CALL_SECONDS = 5.0
-_SETTLE_SECONDS = 0.5
+_SETTLE_SECONDS = 2.0
 _TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output")
 _SHARES = ("nv_gpu_utilization", "nv_cpu_utilization")
 _SAMPLE_EVERY = 0.5

@@ -35,7 +35,8 @@ _MAX_LENGTH = Option(
 _POOLING = Option(
     "pooling",
     "auto",
-    "How the vectors of a text's tokens become one; auto is what the model's files say, else mean.",
+    "How the vectors of a text's tokens become one; auto is what the model's files say, else last "
+    "for a causal language model and mean for others.",
     choices=("auto", "mean", "cls", "last", "max"),
 )
 _TORCH = (*PLACEMENT_OPTIONS, _BATCH_TOKENS, _MAX_LENGTH)
@@ -73,7 +74,7 @@ _OPENVINO = (
     Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
 )
 # A model may have no other weights than a file that is named.
-_OPENVINO_WEIGHTS = ("*.safetensors", "*.onnx", "onnx/*.onnx", "openvino_model.xml")
+_OPENVINO_WEIGHTS = ("*.safetensors", "*.onnx", "onnx/*.onnx", "*.xml", "openvino/*.xml")
 _TORCH_PACKAGES = ("accelerate", "numpy", "torch", "transformers")
 _OPENVINO_PACKAGES = ("numpy", "openvino")
 _CLIENT = "llmserve.client.value_script"

@@ -18,7 +18,9 @@ import transformers
 
 from llmserve_embed.compiled import INPUTS, MODEL, compiled
 from llmserve_embed.library import openvino as ov
+from llmserve_embed.network import reads_segments
 
+NOT_WRITTEN = 74
 _TOLERANCE = 1e-3
 _OUTPUTS = {"AutoModel": "last_hidden_state"}
 
@@ -29,7 +31,7 @@ class Traced(torch.nn.Module):
     def __init__(self, model: Any, output: str) -> None:
         super().__init__()
         known = inspect.signature(model.forward).parameters
-        self.names = [name for name in INPUTS if name in known]
+        self.names = [*INPUTS] if reads_segments(model) else [*INPUTS[:2]]
         self._options = {"use_cache": False} if "use_cache" in known else {}
         self._model = model
         self._output = output
@@ -101,20 +103,24 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         .eval()
     )
     padding = settings["padding"]
-    if getattr(model.config, "pad_token_id", None) is None:
-        # A decoder finds a row's last token by it.
-        model.config.pad_token_id = padding
+    # A decoder with a head finds a row's last token by it.
+    model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
     traced = Traced(model, _OUTPUTS.get(loader, "logits"))
     converted = convert(traced, padding)
     difference = check(traced, converted, padding)
     if not difference < _TOLERANCE:
         raise SystemExit(f"OpenVINO's values differ from the model's own by {difference:.2g}")
-    target.mkdir(parents=True, exist_ok=True)
     if settings["weight_format"] == "int8":
         import nncf
 
         converted = nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    ov.save_model(converted, str(target / MODEL), compress_to_fp16=False)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        ov.save_model(converted, str(target / MODEL), compress_to_fp16=False)
+    except (OSError, RuntimeError) as error:
+        # What it raises on a full disk does not say so.
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NOT_WRITTEN)
 
 
 if __name__ == "__main__":

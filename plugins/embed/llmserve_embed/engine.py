@@ -73,7 +73,8 @@ class TorchEncoder(Packed):
         from llmserve_embed.network import TorchNetwork, pooled
 
         model = load(settings, folder)
-        super().__init__(settings, TorchNetwork(model, pooled(settings["pooling"])))
+        network = TorchNetwork(model, pooled(settings["pooling"]), settings["padding"])
+        super().__init__(settings, network)
 
     @staticmethod
     def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
@@ -87,7 +88,8 @@ class TorchClassifier(Packed):
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from llmserve_embed.network import TorchNetwork, logits
 
-        super().__init__(settings, TorchNetwork(load(settings, folder), logits))
+        network = TorchNetwork(load(settings, folder), logits, settings["padding"])
+        super().__init__(settings, network)
 
     try_imports = staticmethod(TorchEncoder.try_imports)
 

@@ -19,17 +19,15 @@ class TorchNetwork:
 
     streams = 1
 
-    def __init__(self, model: Any, values: Values) -> None:
+    def __init__(self, model: Any, values: Values, padding: int) -> None:
         self._model = model
         self._values = values
-        padding = getattr(model.config.get_text_config(), "pad_token_id", None)
-        self.padding: int = padding if isinstance(padding, int) and padding >= 0 else 0
-        if getattr(model.config, "pad_token_id", None) is None:
-            # A decoder finds a row's last token by it.
-            model.config.pad_token_id = self.padding
+        self.padding = padding
+        # A decoder with a head finds a row's last token by it.
+        model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
         # A GPU computes hundreds of tokens in the time that it takes to begin.
         self.pass_cost = 32 if model.device.type == "cpu" else 2048
-        self._has_segments = "token_type_ids" in inspect.signature(model.forward).parameters
+        self._has_segments = reads_segments(model)
 
     def __call__(
         self, ids: npt.NDArray[Any], mask: npt.NDArray[Any], segments: npt.NDArray[Any]
@@ -45,6 +43,16 @@ class TorchNetwork:
             values = self._values(self._model(**inputs), inputs["attention_mask"])
         found: npt.NDArray[np.float32] = values.float().cpu().numpy()
         return found
+
+
+def reads_segments(model: Any) -> bool:
+    """Whether a model has vectors for the first and the second text.
+
+    GPT-2 and others take such ids for further tokens, and their tokenizers never give any.
+    """
+    config = model.config
+    has_vectors = hasattr(config, "type_vocab_size") or config.model_type in ("funnel", "xlnet")
+    return has_vectors and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def logits(output: Any, mask: torch.Tensor) -> torch.Tensor:

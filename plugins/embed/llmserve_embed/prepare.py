@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ from typing import Any
 from llmserve.plugin import (
     BuildContext,
     ModelKind,
+    ModelSource,
     ModelSourceError,
     OptionError,
+    OutputError,
     PluginError,
     check_kind,
     encoder_layout,
@@ -23,9 +26,14 @@ from llmserve.plugin import (
     max_length,
     place_instances,
     place_model,
+    read_object,
 )
 
 _FOLDER = "openvino"
+# How the converter ends then, which is imported only in its own process.
+_NOT_WRITTEN = 74
+# As many as RoBERTa has around a pair of texts.
+_SPECIAL = 4
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -46,15 +54,14 @@ def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> 
         )
     common = _common(context, kind, pools=pools)
     place_instances(context.config, "cpu", 1)
-    padding, file = _padding(context), str(options["file"])
+    file = str(options["file"])
     if file:
         _place(context, file, pools=pools)
     else:
-        _convert(context, {"loader": kind.loader, "padding": padding})
+        _convert(context, {"loader": kind.loader, "padding": common["padding"]})
     return {
         **common,
         "path": f"{_FOLDER}/{Path(file).name or MODEL}",
-        "padding": padding,
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": _dtype(context) in ("bfloat16", "float16"),
         "dynamic_quantization": options["dynamic_quantization"],
@@ -67,12 +74,21 @@ def _common(context: BuildContext, kind: ModelKind, *, pools: bool) -> dict[str,
     options = context.options
     check_kind(context.source, kind, trust_remote_code=bool(options["trust_remote_code"]))
     longest, chosen = max_length(context.source), int(options["max_length"])
+    if 0 < chosen <= _SPECIAL:
+        raise OptionError(
+            f"with max_length={chosen}, the special tokens of a pair leave no place for its texts",
+            hint=f"give at least {_SPECIAL + 1}",
+        )
     if longest and chosen > longest:
         raise OptionError(
             f"{context.model} reads at most {longest} tokens, not {chosen}",
             hint="give a smaller max_length",
         )
-    settings = {"max_length": chosen or longest, "batch_tokens": options["batch_tokens"]}
+    settings = {
+        "max_length": chosen or longest,
+        "batch_tokens": options["batch_tokens"],
+        "padding": _padding(context.source),
+    }
     return {**settings, "pooling": _pooling(context)} if pools else settings
 
 
@@ -83,10 +99,33 @@ def _pooling(context: BuildContext) -> str:
     return pooling
 
 
-def _padding(context: BuildContext) -> int:
-    config = context.source.config()
-    padding = (config.get("text_config") or config).get("pad_token_id")
-    return padding if isinstance(padding, int) and padding >= 0 else 0
+def _padding(source: ModelSource) -> int:
+    """Return the id to pad with: a decoder with a head takes a row's last other token.
+
+    So it must be none that texts end with.
+    """
+    config = source.config()
+    text = config.get("text_config") or config
+    ends = text.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    for found in (text.get("pad_token_id"), _tokenizers_padding(source), *ends):
+        if isinstance(found, int) and found >= 0:
+            return found
+    return 0
+
+
+def _tokenizers_padding(source: ModelSource) -> int | None:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _optional(source.path / name).get("pad_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        for added in _optional(source.path / "tokenizer.json").get("added_tokens") or ():
+            if text is not None and added.get("content") == text:
+                return int(added["id"])
+    return None
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
 
 
 def _dtype(context: BuildContext) -> Any:
@@ -102,28 +141,36 @@ def _place(context: BuildContext, name: str, *, pools: bool) -> None:
         raise OptionError(
             f"the weights in {name} stay as they are", hint="leave out weight_format, or file"
         )
-    file = file_of(context.source, name)
-    if not file.is_file() or file.suffix not in (".onnx", ".xml"):
+    path = Path(name)
+    needed = f"{name}*data" if path.suffix == ".onnx" else str(path.with_suffix(".bin"))
+    file = file_of(context.source, name, beside=[needed])
+    if not file.is_file() or path.suffix not in (".onnx", ".xml"):
         raise OptionError(
             f"{context.source.asked} has no file {name} in ONNX's or OpenVINO's form",
             hint="name one of its own, such as onnx/model.onnx, or leave out file",
         )
-    beside = [each for each in file.parent.glob(f"{file.name}*data") if each.is_file()]
-    if file.suffix == ".xml":
-        beside = [file_of(context.source, str(Path(name).with_suffix(".bin")))]
+    beside = [each for each in file.parent.glob(Path(needed).name) if each.is_file()]
+    # Libraries refuse weights that are linked from elsewhere, as in the hub's cache.
+    context.place([file, *beside], _FOLDER, copy=True)
     try:
-        values_of(read(file), "mean" if pools else None)
+        values_of(read(context.folder / _FOLDER / file.name), "mean" if pools else None)
     except ValueError as error:
         raise ModelSourceError(
             f"{name} of {context.source.asked} cannot be used: {error}",
             hint="name another file of it, or leave out file",
         ) from None
-    context.place([file, *beside], _FOLDER, copy=True)
 
 
 def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
     """Convert in a separate process."""
     source, options = context.source, context.options
+    patterns = ("*.safetensors", "*.bin") if options["pickle"] else ("*.safetensors",)
+    if not any(any(source.path.glob(pattern)) for pattern in patterns):
+        raise ModelSourceError(
+            f"{source.asked} has no weights that can be converted: no {' or '.join(patterns)}",
+            hint="if it has them in ONNX's or OpenVINO's form, name the file, such as --set "
+            "file=onnx/model.onnx",
+        )
     if options["weight_format"] == "int8" and find_spec("nncf") is None:
         raise PluginError(
             "weight_format=int8 needs the package nncf",
@@ -144,6 +191,12 @@ def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
     if process.returncode:
         lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
         reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
+        if process.returncode == _NOT_WRITTEN:
+            free = shutil.disk_usage(context.folder).free / 1e6
+            raise OutputError(
+                f"the converted model cannot be written, with {free:.0f} MB free: {reason}",
+                hint="make some space, or build to another disk",
+            )
         generator = "encoder" if "pooling" in options else "classifier"
         raise ModelSourceError(
             f"{source.asked} could not be converted to OpenVINO: {reason}",

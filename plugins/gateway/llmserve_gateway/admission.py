@@ -25,7 +25,8 @@ class Limits:
     together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
     A request for N answers counts as N requests.
 
-    ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others.
+    ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others. They
+    never have more than half of the slots.
     """
 
     max_requests: int = 256
@@ -49,12 +50,29 @@ class Admission:
         self.on_arrival: Callable[[], None] = lambda: None
         """What makes that room."""
         self.idle_since: float | None = 0.0
-        """When the last request ended that is not of a batch, if none runs or waits."""
+        """When the last request ended that is not of a batch, if there is none now."""
+        self._attended = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._turn_of_batches = asyncio.Lock()
+        self._released = asyncio.Event()
+        """Set when batches may have room again."""
 
     @property
     def waiting(self) -> int:
         return sum(slots for _, slots in self._waiting)
+
+    @contextmanager
+    def attend(self) -> Iterator[None]:
+        """Have batches make room until a request that is not of one has ended."""
+        self._attended += 1
+        self.idle_since = None
+        self.on_arrival()
+        try:
+            yield
+        finally:
+            self._attended -= 1
+            if not self._attended:
+                self.idle_since = asyncio.get_running_loop().time()
 
     @asynccontextmanager
     async def admit(
@@ -68,29 +86,33 @@ class Admission:
         slots = min(answers, self.limits.max_requests)
         # No await may come between this check and taking the slots.
         self._check_limits(model, tokens, slots)
-        self.idle_since = None
-        self.on_arrival()
-        self.tokens[model] += tokens
-        try:
-            if self._fits(slots) and not self._waiting:
-                self.running += slots
-            else:
-                await self._wait_for_slots(slots, seconds)
+        with self.attend():
+            self.tokens[model] += tokens
             try:
-                yield
+                if self._fits(slots) and not self._waiting:
+                    self.running += slots
+                else:
+                    await self._wait_for_slots(slots, seconds)
+                try:
+                    yield
+                finally:
+                    self._release(slots)
             finally:
-                self._release(slots)
-        finally:
-            self.tokens[model] -= tokens
-            if not self.tokens[model]:
-                del self.tokens[model]
-            if not self.running and not self._waiting:
-                self.idle_since = asyncio.get_running_loop().time()
+                self.tokens[model] -= tokens
+                if not self.tokens[model]:
+                    del self.tokens[model]
 
-    @contextmanager
-    def admit_beside(self, slots: int) -> Iterator[None]:
-        """Hold slots of a batch, which has asked itself whether there is room."""
-        self.beside += slots
+    @asynccontextmanager
+    async def admit_beside(self, answers: int) -> AsyncIterator[None]:
+        """Hold a slot of a batch for each answer: at most half of all, the others stay free."""
+        most = max(1, self.limits.max_requests // 2)
+        slots = min(answers, most)
+        async with self._turn_of_batches:
+            # Whoever waits for slots gets those of batches as they end, but for one of these.
+            while self.beside and (self.beside + slots > most or self._waiting):
+                self._released.clear()
+                await self._released.wait()
+            self.beside += slots
         try:
             yield
         finally:
@@ -117,6 +139,8 @@ class Admission:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append((turn, slots))
+        if self.beside:
+            self.on_arrival()
         timer = None if seconds is None else loop.call_later(seconds, _time_out, turn, seconds)
         try:
             await turn
@@ -140,6 +164,7 @@ class Admission:
             if not turn.done():
                 self.running += wanted
                 turn.set_result(None)
+        self._released.set()
 
 
 def _time_out(turn: asyncio.Future[None], seconds: float) -> None:

@@ -42,7 +42,7 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
     roles = [item.get("role") for item in items if isinstance(item, dict)]
     if any(role not in ("user", "assistant") for role in roles):
         raise bad_request("roles must be user or assistant: for others see system", "messages")
-    messages = read_messages([message for item in items for message in _messages(item)])
+    messages, images = read_messages([message for item in items for message in _messages(item)])
     if (system := fields.take("system")) is not None:
         messages.insert(0, {"role": "system", "content": read_text(system, "system")})
     options = read_sampling(fields, "stop_sequences", max_temperature=1)
@@ -56,7 +56,7 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
     options |= constraint
     tools = _tools(fields)
     fields.refuse("not supported by this server", "mcp_servers", "container")
-    options = {**without_none(options), "messages": messages}
+    options = {**without_none(options), "messages": messages, **images}
     return ParsedRequest(
         model=fields.text("model"),
         options=tools.options(options) if tools else options,

@@ -20,7 +20,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError, ServerError
-from llmserve.runtime.contract import OPTIONS
+from llmserve.runtime.contract import IMAGE_URL, OPTIONS
 from llmserve.server import ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.batches.folder import Folder
@@ -30,10 +30,18 @@ from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
 from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
-from llmserve_gateway.gateway import AnyDialect, Dialect, Gateway, Settings, ValueDialect, log
+from llmserve_gateway.gateway import (
+    AnyDialect,
+    Dialect,
+    Gateway,
+    Settings,
+    ValueDialect,
+    check_images,
+    log,
+)
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
-from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
+from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, json_response
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
 from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
@@ -139,14 +147,14 @@ class Routes:
         names = await self._offered(key)
         loadable = {report["name"]: report for report in await self._catalog.loadable()}
         data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
-        return _json({"object": "list", "data": data})
+        return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["name"]
         if name not in await self._offered(key):
             what = f"there is no model {name[:200]!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return _json(await self._model(name, await self._loadable(name)))
+        return json_response(await self._model(name, await self._loadable(name)))
 
     async def load(self, request: Request, key: Key | None) -> Response:
         """Load a model now, whatever has failed before, and answer when it is loaded."""
@@ -167,7 +175,7 @@ class Routes:
             what = f"there is no model {name[:200]!r} that is loaded on demand"
             raise ApiError(404, what, param="model", code="model_not_found")
         await self._order(settings.supervisor, do, name)
-        return _json(await self._model(name, await self._loadable(name)))
+        return json_response(await self._model(name, await self._loadable(name)))
 
     async def _order(self, supervisor: Path, do: str, name: str) -> None:
         """Have a model loaded or unloaded, beside a few others."""
@@ -198,7 +206,8 @@ class Routes:
         if messages is not None and prompt is not None:
             raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
-            options["messages"] = read_messages(messages)
+            options["messages"], images = read_messages(messages)
+            options |= images
             options["chat_template_kwargs"] = fields.option(OPTIONS["chat_template_kwargs"])
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
@@ -210,7 +219,7 @@ class Routes:
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
         ids = report["ids"]
-        return _json(
+        return json_response(
             {"count": len(ids), "max_model_len": report["context_length"], "tokens": ids,
              "token_strs": None}
         )  # fmt: skip
@@ -220,23 +229,23 @@ class Routes:
         name = await self._model_name(fields, key)
         ids = fields.take("tokens")
         if ids == []:
-            return _json({"prompt": ""})
+            return json_response({"prompt": ""})
         prompts = read_prompts(ids) if isinstance(ids, list) else [""]
         if len(prompts) != 1 or isinstance(prompts[0], str):
             raise bad_request("tokens must be a list of token ids", "tokens")
         report = await self._inspect(request, key, ParsedRequest(name, {}, prompts))
-        return _json({"prompt": report["text"]})
+        return json_response({"prompt": report["text"]})
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         parsed = anthropic.read_messages_request(await _body(request), count_only=True)
         self._gateway.check_model(key, parsed.model)
-        names = ("messages", "chat_template_kwargs")
+        names = ("messages", "chat_template_kwargs", IMAGE_URL.name)
         options = {name: parsed.options[name] for name in names if name in parsed.options}
         async with self._loaded(request, key, parsed.model):
             info = await self._catalog.info(parsed.model)
             options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
-        return _json({"input_tokens": len(report["ids"])})
+        return json_response({"input_tokens": len(report["ids"])})
 
     async def live(self, request: Request) -> Response:
         del request
@@ -254,7 +263,7 @@ class Routes:
             key = self._gateway.authenticate(request.headers, request.scope)
         except ApiError:
             # Not even which models there are.
-            return _json({"ready": state["ready"]}, status)
+            return json_response({"ready": state["ready"]}, status)
         visible = key.models if key and key.models else None
         name = request.path_params.get("name")
         if name and (visible is None or name in visible):
@@ -266,7 +275,7 @@ class Routes:
         elif visible is not None and "models" in state:
             models = {name: model for name, model in state["models"].items() if name in visible}
             state = {**state, "models": models}
-        return _json(state, status)
+        return json_response(state, status)
 
     async def document(self, request: Request, key: Key | None) -> Response:
         del request
@@ -274,7 +283,9 @@ class Routes:
             models = await self._offered(key)
         except LLMServeError:
             models = []  # Triton is not reachable, but the API is the same.
-        return _json(make_document(models, batches=self._gateway.settings.batches is not None))
+        return json_response(
+            make_document(models, batches=self._gateway.settings.batches is not None)
+        )
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request
@@ -336,6 +347,7 @@ class Routes:
             self._gateway.load(key, prompt, timeout),
             self._gateway.admit(key, prompt, timeout),
         ):
+            check_images(await self._catalog.info(prompt.model), prompt)
             return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:
@@ -382,10 +394,6 @@ class Routes:
 
 async def _body(request: Request) -> dict[str, Any]:
     return await read_json(request.receive, request.headers)
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(dump(content), status, media_type="application/json")
 
 
 def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from llmserve_gateway.errors import ApiError, bad_request
 
@@ -15,6 +15,7 @@ Receive = Callable[[], Awaitable[Any]]
 MAX_BYTES = 4 << 20
 MAX_PIECES = 65_536
 MAX_DEPTH = 64
+_MAX_DIGITS = 18
 _TIMEOUT_SECONDS = 30.0
 # A client that writes its whole body before it reads would see a reset instead of the refusal.
 _MAX_DISCARDED = 64 << 20
@@ -31,12 +32,8 @@ async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, A
     if encoding != "identity":
         what = f"content-encoding {encoding[:40]!r} is not supported: send the body uncompressed"
         raise ApiError(415, what)
-    length = headers.get("content-length")
+    await check_length(receive, headers, MAX_BYTES, _too_large())
     try:
-        if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
-            if "expect" not in headers:  # Such a client waits, and sends nothing to a refusal.
-                await discard(receive)
-            raise _too_large()
         body = await asyncio.wait_for(_read(receive), _TIMEOUT_SECONDS)
     except asyncio.TimeoutError:
         raise ApiError(408, f"the request did not arrive within {_TIMEOUT_SECONDS:g} s") from None
@@ -51,6 +48,24 @@ async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, A
         raise bad_request("the request is not a JSON object")
     _check_depth(content)
     return content
+
+
+async def check_length(
+    receive: Receive, headers: Mapping[str, str], most: int, error: ApiError
+) -> None:
+    """Refuse a body that says that it has more bytes."""
+    length = headers.get("content-length", "")
+    # Python makes no number of very many digits.
+    if length.isdecimal() and (len(length) > _MAX_DIGITS or int(length) > most):
+        await refuse(receive, headers, error)
+
+
+async def refuse(receive: Receive, headers: Mapping[str, str], error: ApiError) -> NoReturn:
+    """Refuse a body that has not been read."""
+    # A client that expects an answer first sends nothing to a refusal.
+    if "expect" not in headers:
+        await discard(receive)
+    raise error
 
 
 async def _read(receive: Receive) -> bytes:

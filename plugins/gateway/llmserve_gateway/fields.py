@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import API_NAMES, BIASES, GENERATE, INT32, OPTIONS, RequestOption
+from llmserve.runtime.contract import (
+    API_NAMES,
+    BIASES,
+    GENERATE,
+    IMAGE_URL,
+    INT32,
+    OPTIONS,
+    RequestOption,
+)
 from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128
@@ -129,6 +137,8 @@ class ParsedRequest:
         return calls
 
 
+# What it has inside is left to the model, which knows what it reads.
+_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,[A-Za-z0-9+/]+={0,2}")
 _EFFORT = re.compile(r"[a-z]{1,16}")
 # A token is seldom shorter.
 BYTES_PER_TOKEN = 3
@@ -360,14 +370,18 @@ def read_format(value: Any, param: str) -> tuple[dict[str, Any], dict[str, str]]
     return {"json_schema": json.dumps(schema)}, {"json_schema": param}
 
 
-def read_messages(value: Any, name: str = "messages") -> list[dict[str, Any]]:
-    """Return a conversation in the form that chat templates expect."""
+def read_messages(
+    value: Any, name: str = "messages"
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return a conversation in the form that chat templates expect, and its images as options."""
     if not isinstance(value, list) or not value:
         raise bad_request(f"{name} must be a list with at least one message", name)
-    return [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+    images: list[str] = []
+    messages = [_message(each, f"{name}[{index}]", images) for index, each in enumerate(value)]
+    return messages, {IMAGE_URL.name: images} if images else {}
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
         raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}", where)
@@ -382,7 +396,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     elif content is None and role == "assistant":
         content = ""
     if content is not None or "tool_calls" not in result:
-        result["content"] = read_text(content, f"{where}.content")
+        result["content"] = _read_content(content, f"{where}.content", images)
     if role == "assistant":
         result |= _thoughts(message, result)
     names = ("tool_call_id", "name") if result["role"] == "tool" else ()
@@ -419,18 +433,56 @@ def read_text(content: Any, where: str) -> str:
     """Return a message's text, which may be split into parts."""
     if isinstance(content, str):
         return content
+    return "".join(_part_text(part, where) for part in _parts(content, where))
+
+
+def _parts(content: Any, where: str) -> list[Any]:
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of parts", where)
+    return content
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if kind in ("text", "input_text", "output_text") else None
+    if not isinstance(text, str):
+        what = f"{where} has a part of type {str(kind)[:40]!r}: only text"
+        raise bad_request(f"{what} and images are supported", where)
+    return text
+
+
+def _read_content(content: Any, where: str, images: list[str]) -> str | list[dict[str, str]]:
+    """Return a message's text, or its parts if some are images, which are put into a list."""
+    is_image = [_is_image(part) for part in content] if isinstance(content, list) else []
+    if not any(is_image):
+        return read_text(content, where)
     parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if kind in ("text", "input_text", "output_text") else None
-        if not isinstance(text, str):
-            raise bad_request(
-                f"{where} has a part of type {str(kind)[:40]!r}: only text is supported", where
-            )
-        parts.append(text)
-    return "".join(parts)
+    for part, shows_image in zip(content, is_image, strict=True):
+        if shows_image:
+            images.append(_image(part, where))
+            parts.append({"type": "image"})
+        else:
+            parts.append({"type": "text", "text": _part_text(part, where)})
+    return parts
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image_url", "input_image", "image")
+
+
+def _image(part: Mapping[str, Any], where: str) -> str:
+    """Return an image as an address that has it inside: OpenAI's chats, its responses, Anthropic's.
+
+    Other addresses would have the server open what its users name, in networks that are not theirs.
+    """
+    source = part.get("source") or part.get("image_url")
+    url = source.get("url") if isinstance(source, dict) else source
+    if isinstance(source, dict) and source.get("type") == "base64":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(url, str) or not _DATA_URL.fullmatch(url):
+        what = f"{where} has an image that is not in the request: send it as data:image/png;base64,"
+        raise bad_request(what, where)
+    return url
 
 
 def is_ids(value: Any) -> bool:

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -27,6 +27,7 @@ from llmserve.runtime.contract import (
     EMBED,
     FILL_CONTEXT,
     GENERATE,
+    IMAGE_URL,
     INCLUDE_STOP,
     INT32,
     RERANK,
@@ -183,8 +184,9 @@ class Gateway:
         self.keys = KeyRing(settings.keys) if settings.keys else None
         self.loads: Loads | None = None
         if settings.on_demand and isinstance(settings.supervisor, Path):
-            limit = settings.limits.max_queue
-            self.loads = Loads(settings.supervisor, limit, self.metrics.observe_load)
+            limit, observe = settings.limits.max_queue, self.metrics.observe_load
+            make_room = lambda: self.admission.on_arrival()  # noqa: E731
+            self.loads = Loads(settings.supervisor, limit, observe, make_room)
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
@@ -273,15 +275,29 @@ class Gateway:
         if self.loads is None:
             yield
             return
-        if key and self.keys:
-            # Who is over its limits has nothing loaded.
-            self.keys.check(key, request.estimated_tokens)
-        comments = request.stream and reply is not None
-        hold = self.loads.hold(request.model, timeout, reply, comments=comments)
-        async with hold as waited:
-            if waited:
-                await self._reach(request.model)
-            yield
+        # Who is over its limits has nothing loaded.
+        self._charge(key, request.estimated_tokens, take=False)
+        if isinstance(key, BatchKey):
+            holding = self._load_for_batch(self.loads, key, request.model, reply)
+        else:
+            comments = request.stream and reply is not None
+            holding = self.loads.hold(request.model, timeout, reply, comments=comments)
+        attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
+        with attending:
+            async with holding as waited:
+                if waited:
+                    await self._reach(request.model)
+                yield
+
+    @asynccontextmanager
+    async def _load_for_batch(
+        self, loads: Loads, key: BatchKey, model: str, reply: Reply | None
+    ) -> AsyncIterator[bool]:
+        """Have a model loaded as long as no others come, whatever time that takes."""
+        key.waits_for_model = True
+        async with loads.hold(model, None, reply, of_batch=True, load=key.may_load) as waited:
+            key.waits_for_model = False
+            yield waited
 
     async def _reach(self, model: str) -> None:
         """Read about a model that was just loaded, perhaps by a Triton that was restarted."""
@@ -305,16 +321,24 @@ class Gateway:
         is_known = self.catalog.is_observed(request.model)
         if is_known and tokens > _MANY_TOKENS:
             await check_fits(request, self.catalog)
-        if key and self.keys:
-            self.keys.charge(key, tokens)
         if isinstance(key, BatchKey):
-            with self.admission.admit_beside(request.answer_count):
+            async with self.admission.admit_beside(request.answer_count):
+                self._charge(key, tokens)
                 yield
             return
+        self._charge(key, tokens)
         # All names that are no models share the limit of one.
         model = request.model if is_known else ""
         async with self.admission.admit(model, tokens, request.answer_count, timeout):
             yield
+
+    def _charge(self, key: Key | None, tokens: int, *, take: bool = True) -> None:
+        """Count a request against the limits of its key, but a line of a batch only once."""
+        if not key or not self.keys or (isinstance(key, BatchKey) and key.is_charged):
+            return
+        self.keys.charge(key, tokens, take=take)
+        if isinstance(key, BatchKey):
+            key.is_charged = take
 
     async def answer(self, scope: Any, receive: Receive, send: Send, dialect: AnyDialect) -> None:
         """Respond to one request, and record its outcome."""
@@ -374,11 +398,14 @@ class Gateway:
             self.admit(key, request, timeout),
         ):
             record.admitted = time.perf_counter()
-            if timeout is not None:
+            # Lines of batches wait for each other, which takes nothing of their time.
+            if timeout is not None and not isinstance(key, BatchKey):
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
             check_task(info, request.tasks)
+            if isinstance(request, ParsedRequest):
+                check_images(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             if isinstance(request, ValueRequest):
@@ -576,6 +603,13 @@ def check_task(info: ModelInfo, tasks: Sequence[str]) -> None:
     needed = " or ".join(f"one that {TASKS[task].does}" for task in tasks)
     what = f"{info.name!r} {task_of(info.task).does}{where}: this needs {needed}"
     raise bad_request(what, "model", "unsupported_task")
+
+
+def check_images(info: ModelInfo, request: ParsedRequest) -> None:
+    """Refuse images that a model cannot be sent: one that can has an input for them."""
+    if IMAGE_URL.name in request.options and IMAGE_URL.name not in info.inputs:
+        what = f"{info.name!r} reads only text: it has no input {IMAGE_URL.name} for images"
+        raise bad_request(what, "messages", "unsupported_parameter")
 
 
 def check_cut(at: tuple[str, int], context: int | None) -> None:

@@ -44,8 +44,15 @@ class Key:
         return [] if self.all_metrics else self.models
 
 
+@dataclass
 class BatchKey(Key):
     """A key, or the lack of one, in a request of a batch: it takes what other requests leave."""
+
+    is_charged: bool = False
+    """Whether the request counts already, since it has been asked before."""
+    may_load: bool = True
+    """Whether a model may be loaded for it, and another make place: others do not use it now."""
+    waits_for_model: bool = False
 
 
 @dataclass
@@ -196,6 +203,7 @@ class KeyRing:
 
     def charge(self, key: Key, tokens: int, *, take: bool = True) -> None:
         """Count a request against the rate limits of its key, or refuse it."""
+        taken: list[tuple[_Budget, int]] = []
         for unit, amount, rate in (
             ("requests", 1, key.requests_per_minute),
             ("tokens", tokens, key.tokens_per_minute),
@@ -203,10 +211,9 @@ class KeyRing:
             if rate is None:
                 continue
             budget = self._budget(key, unit, rate)
-            seconds = budget.take(amount, rate)
-            if not seconds and not take:
-                budget.remaining += amount
-            if seconds:
+            if seconds := budget.take(amount, rate):
+                # What is refused for its tokens is no request of this minute.
+                _give_back(taken)
                 raise ApiError(
                     429,
                     f"this key is limited to {rate} {unit} per minute",
@@ -216,6 +223,9 @@ class KeyRing:
                         "retry-after-ms": str(int(seconds * 1000) + 1),
                     },
                 )
+            taken.append((budget, amount))
+        if not take:
+            _give_back(taken)
 
     def charge_answer(self, key: Key, tokens: int) -> None:
         """Count the tokens of an answer; later requests are refused if they are over the limit."""
@@ -241,3 +251,8 @@ class KeyRing:
         if problem and problem != self._problem:
             log.error("%s; the previous keys stay valid until the file is fixed", problem)
             self._problem = problem
+
+
+def _give_back(taken: list[tuple[_Budget, int]]) -> None:
+    for budget, amount in taken:
+        budget.remaining += amount

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,25 @@ _LONGEST_NAME = 255
 class Loads:
     """Holds the models that requests use; at most ``limit`` requests wait for models at once.
 
-    ``observe`` is called with each model that was waited for, and the seconds.
+    ``on_wait`` is called when one begins to wait that is not of a batch, and ``observe`` with each
+    model that was waited for, and the seconds.
     """
 
-    def __init__(self, control: Path, limit: int, observe: Callable[[str, float], None]) -> None:
+    def __init__(
+        self,
+        control: Path,
+        limit: int,
+        observe: Callable[[str, float], None],
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._holds = Holds(control)
         self._limit = limit
         self._observe = observe
+        self._on_wait = on_wait
         self.waiting: Counter[str] = Counter()
         """How many requests wait for each model."""
+        self.first = 0
+        """How many of them are not of batches, which make room for them."""
 
     @asynccontextmanager
     async def hold(
@@ -41,20 +52,23 @@ class Loads:
         reply: Reply | None = None,
         *,
         comments: bool = False,
+        of_batch: bool = False,
+        load: bool = True,
     ) -> AsyncIterator[bool]:
         """Keep a model loaded while the block runs, which is told whether it had to wait.
 
         Nothing is held if ``serve`` does not offer it. The request is refused if the model is not
-        loaded within ``seconds``; a ``reply`` that is a stream may have ``comments`` until then.
+        loaded within ``seconds``, or, without ``load``, now; a ``reply`` that is a stream may have
+        ``comments`` until then.
         """
         if len(model) > _LONGEST_NAME:
             # No folder has such a name; an order of serve is one line.
             yield False
             return
         async with AsyncExitStack() as stack:
-            wait = _Wait(self, model, reply, comments=comments)
+            wait = _Wait(self, model, reply, comments=comments, of_batch=of_batch)
             with suppress(ModelNotReadyError):
-                await wait.enter(stack, self._holds.hold, seconds)
+                await wait.enter(stack, partial(self._holds.hold, load=load), seconds)
             yield wait.is_counted
 
     @asynccontextmanager
@@ -63,15 +77,19 @@ class Loads:
         async with self._holds.hold(model, load=False):
             yield
 
-    def count(self, model: str) -> None:
+    def count(self, model: str, *, of_batch: bool) -> None:
         """Count a request that waits, or refuse it."""
-        if (total := self.waiting.total()) >= self._limit:
-            raise queue_full(f"{total} requests wait for models to be loaded")
+        if not of_batch:
+            if self.first >= self._limit:
+                raise queue_full(f"{self.first} requests wait for models to be loaded")
+            self.first += 1
+            self._on_wait()
         self.waiting[model] += 1
 
-    def uncount(self, model: str, seconds: float) -> None:
+    def uncount(self, model: str, seconds: float, *, of_batch: bool) -> None:
         """Count one less, which has waited for so long."""
         self._observe(model, seconds)
+        self.first -= not of_batch
         self.waiting[model] -= 1
         if not self.waiting[model]:
             del self.waiting[model]
@@ -80,8 +98,11 @@ class Loads:
 class _Wait:
     """The wait of one request until its model is loaded; it is none if that is loaded already."""
 
-    def __init__(self, loads: Loads, model: str, reply: Reply | None, *, comments: bool) -> None:
+    def __init__(
+        self, loads: Loads, model: str, reply: Reply | None, *, comments: bool, of_batch: bool
+    ) -> None:
         self._loads = loads
+        self._of_batch = of_batch
         self._model = model
         self._reply = reply
         self._comments = comments
@@ -115,7 +136,8 @@ class _Wait:
             self._over.set()
             await asyncio.gather(entering, *filter(None, [comments]), return_exceptions=True)
             if self.is_counted:
-                self._loads.uncount(self._model, time.perf_counter() - self._began)
+                waited = time.perf_counter() - self._began
+                self._loads.uncount(self._model, waited, of_batch=self._of_batch)
                 if self._reply is not None:
                     self._reply.record.loaded = time.perf_counter()
 
@@ -123,7 +145,7 @@ class _Wait:
         self._place = place
         if not self.is_counted and not self._refused.done():
             try:
-                self._loads.count(self._model)
+                self._loads.count(self._model, of_batch=self._of_batch)
                 self.is_counted = True
             except ApiError as error:
                 self._refused.set_exception(error)

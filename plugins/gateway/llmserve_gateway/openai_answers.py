@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
+from starlette.responses import Response
+
 from llmserve.client import Completion, Logprob, Piece, ToolCall
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import ParsedRequest
@@ -229,6 +231,10 @@ def dump(content: Any) -> bytes:
     # A lone surrogate, from a request that contains one, cannot be encoded.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="replace")
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(dump(content), status, media_type="application/json")
 
 
 def dump_text(text: str) -> bytes:

@@ -28,7 +28,7 @@ BUDGET = OPTIONS["thinking_token_budget"].name
 
 def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
-    messages = read_messages(fields.take("messages"))
+    messages, images = read_messages(fields.take("messages"))
     options, sent = _sampling(fields)
     max_completion_tokens = fields.option(_MAX_TOKENS, "max_completion_tokens")
     max_tokens = fields.option(_MAX_TOKENS)
@@ -48,7 +48,7 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     if (modalities := fields.take("modalities")) not in (None, ["text"]):
         raise bad_request(f"modalities: only text output is supported, not {modalities!r:.80}",
                           "modalities")  # fmt: skip
-    options["messages"] = messages
+    options |= {"messages": messages, **images}
     options["chat_template_kwargs"] = fields.option(_TEMPLATE)
     thinking = Thinking(effort=read_effort(fields, "reasoning_effort"))
     if tools := read_tools(fields, messages):

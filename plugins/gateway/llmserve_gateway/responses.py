@@ -30,7 +30,7 @@ _IGNORED = ("include", "truncation", "prompt", "stream_options")
 
 def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
-    messages = _conversation(fields.take("input"))
+    messages, images = _conversation(fields.take("input"))
     instructions = fields.take("instructions")
     if instructions is not None:
         if not isinstance(instructions, str):
@@ -53,7 +53,7 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
     fields.refuse("log-probabilities are not supported here", "top_logprobs")
     for name in _IGNORED:
         fields.take(name)
-    options = {**without_none(options), "messages": messages}
+    options = {**without_none(options), "messages": messages, **images}
     return ParsedRequest(
         model=fields.text("model"),
         options=tools.options(options) if tools else options,
@@ -66,12 +66,13 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
     )
 
 
-def _conversation(value: Any) -> list[dict[str, Any]]:
+def _conversation(value: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if isinstance(value, str) and value:
-        return [{"role": "user", "content": value}]
+        return [{"role": "user", "content": value}], {}
     if isinstance(value, list):
         value = [_message(item, f"input[{index}]") for index, item in enumerate(value)]
-    return _with_joined_calls(read_messages(value, "input"))
+    messages, images = read_messages(value, "input")
+    return _with_joined_calls(messages), images
 
 
 def _message(item: Any, where: str) -> Any:

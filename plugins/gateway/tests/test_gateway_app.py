@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import ANY
 
 import click
 import httpx2 as httpx
@@ -643,24 +644,83 @@ def test_other_paths_are_only_said_to_be_missing(path: str) -> None:
 PICTURE = {"url": "data:image/png;base64,AA=="}
 
 
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+ELSEWHERE: list[Any] = ["http://169.254.169.254/", {}, 1]
+IMAGES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"type": "image_url", "image_url": PICTURE}),
+    ("/v1/responses", {"type": "input_image", "image_url": PICTURE["url"]}),
+    ("/v1/messages", {"type": "image", "source": SOURCE}),
+]
+
+
+def with_part(path: str, part: Any) -> dict[str, Any]:
+    field = "input" if path == "/v1/responses" else "messages"
+    parts = [{"type": "text", "text": "What is this?"}, part]
+    limit = {"max_tokens": 1} if path == "/v1/messages" else {}
+    return {"model": "m", field: [{"role": "user", "content": parts}], **limit}
+
+
+class SeeingTriton(Triton):
+    """A model that declares an input for images."""
+
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        info = await super().model(name, refresh=refresh)
+        return replace(info, inputs={**info.inputs, "messages": ANY, "image_url": ANY})
+
+
+@pytest.mark.parametrize(("path", "part"), IMAGES)
+def test_images_reach_a_model_that_has_an_input_for_them(path: str, part: Any) -> None:
+    triton = SeeingTriton()
+    answer = request_via(triton, path, json=with_part(path, part))
+    assert answer.status_code == 200, answer.text
+    (options,) = triton.requests
+    assert options["image_url"] == [PICTURE["url"]]
+    (message,) = options["messages"]
+    assert message["content"] == [{"type": "text", "text": "What is this?"}, {"type": "image"}]
+
+
+@pytest.mark.parametrize(("path", "part"), IMAGES)
+def test_a_model_that_reads_only_text_gets_no_images(path: str, part: Any) -> None:
+    triton = Triton()
+    answer = request_via(triton, path, json=with_part(path, part))
+    assert (answer.status_code, triton.requests) == (400, [])
+    assert "'m' reads only text" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
-    ("path", "kind", "part"),
+    ("path", "part", "words"),
     [
-        ("/v1/chat/completions", "image_url", {"image_url": PICTURE}),
-        ("/v1/chat/completions", "input_audio", {"input_audio": {"data": "", "format": "wav"}}),
-        ("/v1/responses", "input_image", {"image_url": PICTURE["url"]}),
-        ("/v1/messages", "image", {"source": {"type": "url", "url": "http://x"}}),
+        (
+            "/v1/chat/completions",
+            {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+            "'input_audio': only text and images are supported",
+        ),
+        *(
+            (path, {**part, "image_url": url}, "an image that is not in the request")
+            for path, part in IMAGES[:2]
+            for url in ELSEWHERE
+        ),
+        (
+            "/v1/messages",
+            {"type": "image", "source": {"type": "url", "url": "http://x"}},
+            "an image that is not in the request",
+        ),
+        (
+            "/v1/messages",
+            {"type": "image", "source": {**SOURCE, "media_type": "text/html"}},
+            "an image that is not in the request",
+        ),
+        (
+            "/v1/chat/completions",
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,A\nA"}},
+            "an image that is not in the request",
+        ),
     ],
 )
-def test_pictures_and_sound_are_refused_by_name(path: str, kind: str, part: Any) -> None:
-    field = "input" if path == "/v1/responses" else "messages"
-    content = [{"role": "user", "content": [{"type": kind, **part}]}]
-    limit = {"max_tokens": 1} if path == "/v1/messages" else {}
-    answer = ask(Settings(NO_TRITON), "POST", path, json={"model": "m", field: content, **limit})
-    message = answer.json()["error"]["message"]
+def test_sound_and_images_from_elsewhere_are_refused(path: str, part: Any, words: str) -> None:
+    answer = request_via(SeeingTriton(), path, json=with_part(path, part))
     assert answer.status_code == 400
-    assert f"{kind!r}" in message
-    assert "only text is supported" in message
+    assert words in answer.json()["error"]["message"]
 
 
 def test_a_model_is_described_outside_the_trace_of_who_asks_first(

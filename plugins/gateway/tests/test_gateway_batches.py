@@ -7,14 +7,16 @@ import errno
 import json
 import os
 import stat
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx2 as httpx
 import numpy as np
@@ -23,17 +25,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import Completion, Computed, ModelInfo
+from llmserve.client import BatchRequest, BatchRequests, Completion, Computed, ModelInfo
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
 from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
-from llmserve_gateway.admission import Limits
+from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
+from llmserve_gateway.batches.jobs import Job, Line
+from llmserve_gateway.batches.records import Batch, StoredFile
+from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 
@@ -282,7 +287,7 @@ def test_one_key_never_sees_what_is_of_another(tmp_path: Path) -> None:
 def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
     keys, model = tmp_path / "keys", Model()
     mine = new_key(keys, "me")
 
@@ -305,7 +310,55 @@ def test_a_key_that_is_withdrawn_has_nothing_asked_any_more(
     assert read_keys(keys)[0].sha256 == hash_key(mine)
 
 
-async def until(holds: Callable[[], bool]) -> None:
+def test_a_batch_whose_key_is_withdrawn_leaves_its_place_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_OPEN", 1)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    keys, model = tmp_path / "keys", Model()
+    other, mine = new_key(keys, "other"), new_key(keys, "me")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        begun = await begin(foreign, [line("1", "wait"), line("2")])
+        waiting = await begin(foreign, [line("3")])
+        await until(lambda: model.asked["wait"])
+        both = keys.read_text(encoding="utf-8")
+        left = [key for key in json.loads(both)["keys"] if key["name"] == "me"]
+        keys.write_text(json.dumps({"keys": left}), encoding="utf-8")
+        model.gate.set()
+        batch = await ended(client, await begin(client, [line("4")]))
+        assert batch.request_counts.completed == 1
+        assert model.asked == {"wait": 1, "4": 1}
+        keys.write_text(both, encoding="utf-8")
+        assert (await ended(foreign, begun)).request_counts.completed == 2
+        assert (await ended(foreign, waiting)).request_counts.completed == 1
+
+    limits = Limits(batch_requests=1)
+    run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
+    assert model.asked == {"wait": 1, "2": 1, "3": 1, "4": 1}
+
+
+def test_a_line_that_is_asked_again_costs_its_key_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    keys, model = tmp_path / "keys", Model()
+    mine = new_key(keys, "me", requests_per_minute=3)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1", "busy 1"), line("2", "busy 2")])
+        batch = await ended(client, batch)
+        assert batch.request_counts.completed == 2
+        await client.completions.create(model="m", prompt="live")
+        with pytest.raises(openai.RateLimitError):
+            await client.completions.create(model="m", prompt="live")
+
+    run(model, settings_of(tmp_path, keys=keys), work, key=mine)
+    assert model.asked == {"busy 1": 2, "busy 2": 2, "live": 1}
+
+
+async def until(holds: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < deadline
@@ -385,6 +438,86 @@ def test_others_come_first_and_the_oldest_request_of_a_batch_gets_to_its_end(
     run(model, settings_of(tmp_path, limits=limits), work)
     assert model.most == 8
     assert 12 < sum(count for p, count in model.asked.items() if p[5:].isdigit()) <= 12 + 3
+
+
+def several(name: str, prompt: str, answers: int) -> dict[str, Any]:
+    return line(name, body={"model": "m", "prompt": prompt, "n": answers})
+
+
+def test_a_line_with_many_answers_leaves_slots_to_others(tmp_path: Path) -> None:
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [several("1", "wait", 8)])
+        await until(lambda: len(model.running) == 8)
+        answer = await client.completions.create(model="m", prompt="live", n=2)
+        assert [choice.text for choice in answer.choices] == ["to live"] * 2
+        assert len(model.running) == 8
+        model.gate.set()
+        assert (await ended(client, batch)).request_counts.completed == 1
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=4)), work)
+
+
+def test_a_line_leaves_its_slots_to_who_has_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "QUIET", 0.1)
+    monkeypatch.setattr(lines, "ADVANCE", float("inf"))
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [several("1", "wait", 4)])
+        await until(lambda: len(model.running) == 4)
+        await client.completions.create(model="m", prompt="live", n=2)
+        assert model.asked["wait"] == len(model.running) == 4, "it runs beside others"
+        answer = await client.completions.create(model="m", prompt="live", n=3)
+        assert len(answer.choices) == 3
+        model.gate.set()
+        assert (await ended(client, batch)).request_counts.completed == 1
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=4)), work)
+
+
+def test_lines_with_several_answers_wait_for_each_other(tmp_path: Path) -> None:
+    class Timed(Model):
+        least = 600.0
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            if prompt.startswith("slow"):
+                self.least = min(self.least, options["timeout"])
+            return await super().generate(name, prompt, **options)
+
+    model = Timed()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        asked = [several(str(n), f"slow {n}", 1 + n % 3) for n in range(9)]
+        batch = await ended(client, await begin(client, asked))
+        assert batch.request_counts.completed == 9
+
+    run(model, settings_of(tmp_path, limits=Limits(max_requests=6)), work)
+    assert model.most == 3
+    assert model.least == 600.0, "it does not take of their time"
+
+
+def test_a_request_for_all_slots_has_its_turn_between_lines_of_batches() -> None:
+    async def go() -> None:
+        admission, order = Admission(Limits(max_requests=4)), list[str]()
+
+        async def beside(name: str) -> None:
+            async with admission.admit_beside(1):
+                order.append(name)
+                await asyncio.sleep(0.01 * int(name))
+
+        async def live() -> None:
+            async with admission.admit("m", 1, 4):
+                order.append("live")
+
+        await asyncio.gather(beside("1"), beside("2"), live(), beside("3"), beside("4"))
+        assert order == ["1", "2", "live", "3", "4"]
+        assert (admission.beside, admission.running) == (0, 0)
+
+    asyncio.run(go())
 
 
 def test_a_batch_advances_even_if_others_never_pause(
@@ -469,6 +602,19 @@ def test_a_model_that_still_loads_is_waited_for(
         assert (await ended(client, batch)).request_counts.completed == 2
 
     run(model, settings_of(tmp_path), work)
+
+
+def test_a_model_that_is_not_offered_is_not_waited_for(tmp_path: Path) -> None:
+    reports = [{"name": name, "state": "ready", "why": "", "restarts": 0} for name in "mn"]
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        asked = [line("1"), line("2", body={"model": "n", "prompt": "2"})]
+        batch = await ended(client, await begin(client, asked))
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert (error["custom_id"], error["error"]["code"]) == ("2", "model_not_found")
+
+    kept = settings_of(tmp_path, models=("m",), supervisor=lambda: {"models": reports})
+    run(Model(), kept, work)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -566,6 +712,76 @@ def test_each_line_has_one_end_whatever_comes_between(
         asyncio.run(go())
 
 
+@pytest.mark.parametrize(
+    ("prompt", "is_ascii"), [("\u732b" * 200, False), ([*range(10)] * 20, True), ("\ud800", True)]
+)
+def test_what_is_asked_for_a_line_is_not_larger_than_the_line(
+    tmp_path: Path, prompt: Any, is_ascii: bool
+) -> None:
+    asked = line("1", body={"model": "m", "prompt": prompt})
+    path = tmp_path / "requests.jsonl"
+    text = json.dumps(asked, ensure_ascii=is_ascii, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")
+    with closing(BatchRequests(path)) as requests:
+        job = Job(cast(Any, None), requests, cast(Any, {}))
+        first = job.next(0.0)
+        assert first
+        body = lines._body(first)
+    assert json.loads(body) == asked["body"]
+    assert len(body) < path.stat().st_size
+
+
+def test_a_line_on_which_the_gateway_fails_has_an_error_and_the_others_their_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    tried = []
+
+    def body(of: Line) -> bytes:
+        if of.request.custom_id == "1":
+            tried.append(of)
+            raise RecursionError
+        return written(of)
+
+    written = lines._body
+    monkeypatch.setattr(lines, "_body", body)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await ended(client, await begin(client, [line("1"), line("2"), line("3")]))
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert (error["custom_id"], error["error"]["code"]) == ("1", "server_error")
+        assert (await results(client, batch.output_file_id)).keys() == {"2", "3"}
+
+    run(Model(), settings_of(tmp_path), work)
+    assert len(tried) == 3
+
+
+def job_of(*models: str) -> Job:
+    asked = [BatchRequest(n, str(n), m, "/v1/completions", 0, 0) for n, m in enumerate(models, 1)]
+    batch = cast(Batch, SimpleNamespace(id="batch_x", owner="me"))
+    return Job(batch, cast(Any, SimpleNamespace(all=asked)), cast(Any, {}))
+
+
+def test_models_whose_lines_are_asked_are_not_looked_at_any_more() -> None:
+    async def go() -> None:
+        job = job_of("a", "b", "a")
+        first = job.next(0.0)
+        assert first
+        job.hold("a", 1.0)
+        second = job.next(0.0)
+        assert second
+        assert (first.request.model, second.request.model) == ("a", "b")
+        assert [*job._left] == ["a"]
+        job.put_back(second)
+        assert job.next(0.0) is second
+        job.put_back(first)
+        found = [job.next(1.0), job.next(1.0), job.next(1.0)]
+        assert [each and each.request.number for each in found] == [1, 3, None]
+        assert not job._left
+
+    asyncio.run(go())
+
+
 def test_what_cannot_be_done_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,6 +824,163 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert not [path for path in tmp_path.rglob("*.part")]
 
 
+def test_to_look_at_the_head_of_an_answer_changes_nothing(tmp_path: Path) -> None:
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=("x", b"x"), purpose="batch")
+        wanted = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        http = client._client
+        for path in ("files", f"files/{file.id}", f"files/{file.id}/content", "batches"):
+            url = f"http://gateway/v1/{path}"
+            assert (await http.request("HEAD", url, json=wanted)).status_code == 200
+        assert (await client.files.retrieve(file.id)).id == file.id
+        assert (await client.batches.list()).data == []
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_a_batch_counts_and_holds_its_file_while_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_UNFINISHED", 2)
+    go_on, save = threading.Event(), Folder.save
+
+    def held(folder: Folder, record: Any) -> None:
+        if isinstance(record, Batch):
+            go_on.wait(5)
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", held)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(file=("x", content_of([line("1")])), purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = [
+            asyncio.ensure_future(make(input_file_id=file.id, endpoint="/v1/completions"))
+            for _ in range(6)
+        ]
+        await until(lambda: sum(task.done() for task in made) >= 4)
+        with pytest.raises(openai.BadRequestError, match="is not finished reads this file"):
+            await client.files.delete(file.id)
+        go_on.set()
+        found = await asyncio.gather(*made, return_exceptions=True)
+        refused = [error for error in found if isinstance(error, openai.RateLimitError)]
+        assert (len(refused), len((await client.batches.list()).data)) == (4, 2)
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_few_batches_are_in_memory_however_many_begin_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    most = Counter[str]()
+
+    class Opened(BatchRequests):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            most["now"] += 1
+            most["ever"] = max(most["ever"], most["now"])
+            time.sleep(0.02)
+            super().__init__(*args, **options)
+
+        def close(self) -> None:
+            most["now"] -= 1
+            super().close()
+
+    monkeypatch.setattr(runner, "BatchRequests", Opened)
+    model = Model()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        file = await client.files.create(
+            file=("x", content_of([line("1", "wait")])), purpose="batch"
+        )
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = await asyncio.gather(
+            *(make(input_file_id=file.id, endpoint="/v1/completions") for _ in range(7))
+        )
+        await until(lambda: model.asked["wait"] == 2)
+        # One that is cancelled ends without waiting for those that run.
+        waiting = [b for b in made if (await client.batches.retrieve(b.id)).status == "validating"]
+        assert len(waiting) == 5
+        await client.batches.cancel(waiting[0].id)
+        assert (await ended(client, waiting[0])).status == "cancelled"
+        assert most["ever"] <= 2 + 1
+        model.gate.set()
+        ends = [(await ended(client, batch)).status for batch in made]
+        assert Counter(ends) == {"completed": 6, "cancelled": 1}
+        assert most["ever"] <= 2 + 1
+
+    run(model, settings_of(tmp_path), work)
+
+
+def test_what_a_key_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MAX_FILES", 4)
+    monkeypatch.setattr(runner, "_KEPT", 2)
+    keys = tmp_path / "keys"
+    mine, other = new_key(keys, "me"), new_key(keys, "other")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        kept = await begin(foreign, [line("1")])
+        data = ("x", content_of([line("1")]))
+        file = await client.files.create(file=data, purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
+        made = []
+        for _ in range(3):
+            batch = await make(input_file_id=file.id, endpoint="/v1/completions")
+            made.append(await ended(client, batch))
+        for call in (
+            client.files.create(file=data, purpose="batch"),
+            make(input_file_id=file.id, endpoint="/v1/completions"),
+        ):
+            with pytest.raises(openai.APIStatusError, match="has 4 files: delete some") as refusal:
+                await call
+            assert (refusal.value.status_code, refusal.value.code) == (413, "storage_full")
+        # Of batches that are over, the oldest makes room; its results are files of their own.
+        await until(lambda: not [*tmp_path.rglob("*.answers")])
+        await client.files.delete(made[1].output_file_id)
+        await ended(client, await make(input_file_id=file.id, endpoint="/v1/completions"))
+        assert {b.id for b in (await client.batches.list()).data} > {made[1].id, made[2].id}
+        with pytest.raises(openai.NotFoundError):
+            await client.batches.retrieve(made[0].id)
+        assert (await results(client, made[0].output_file_id)).keys() == {"1"}
+        await client.files.delete(made[2].output_file_id)
+        monkeypatch.setattr(uploads, "MAX_STORED", file.bytes)
+        with pytest.raises(openai.APIStatusError, match="would be over"):
+            await make(input_file_id=file.id, endpoint="/v1/completions")
+        assert (await ended(foreign, kept)).status == "completed"
+
+    run(Model(), settings_of(tmp_path, keys=keys), work, key=mine)
+    # Three of this key, and one of the other.
+    assert len([*tmp_path.rglob("batch_*.json")]) == 3 + 1
+
+
+def test_answers_count_as_files_of_their_key_while_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, model = tmp_path / "keys", Model()
+    mine, other = new_key(keys, "me"), new_key(keys, "other")
+    asked = [line(str(n), "x" * 1000 + f" {n}") for n in range(20)]
+    monkeypatch.setattr(uploads, "MAX_STORED", len(content_of(asked)) + 5000)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        foreign = client_of(client.app, other)  # type: ignore[attr-defined]
+        batch = await ended(client, await begin(client, asked))
+        answers = await results(client, batch.output_file_id)
+        errors = await results(client, batch.error_file_id)
+        assert {error["error"]["code"] for error in errors.values()} == {"storage_full"}
+        assert len(answers) + len(errors) == 20
+        assert 3 <= len(answers) <= 6
+        # Other keys have their own space.
+        assert (await ended(foreign, await begin(foreign, asked[:3]))).request_counts.completed == 3
+
+    limits = Limits(batch_requests=1)
+    run(model, settings_of(tmp_path, keys=keys, limits=limits), work, key=mine)
+
+
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,11 +991,20 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
         raise OSError(errno.ENOSPC, "full")
 
     async def work(client: openai.AsyncOpenAI) -> None:
+        for where, name in ((os, "fsync"), (Folder, "save"), (Folder, "begin_file")):
+            with monkeypatch.context() as patch:
+                patch.setattr(where, name, full)
+                with pytest.raises(openai.InternalServerError) as caught:
+                    await client.files.create(file=("x", b"x"), purpose="batch")
+            assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        file = await client.files.create(file=("x", b"x"), purpose="batch")
+        make: Any = partial(client.batches.create, completion_window="24h")
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             with pytest.raises(openai.InternalServerError) as caught:
-                await client.files.create(file=("x", b"x"), purpose="batch")
+                await make(input_file_id=file.id, endpoint="/v1/completions")
         assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        assert (await client.batches.list()).data == []
         batch = await begin(client, [line("1", "wait"), line("2", "wait")])
         await until(lambda: len(model.running) == 2)
         with monkeypatch.context() as patch:
@@ -634,6 +1016,73 @@ def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
 
     run(model, settings_of(tmp_path), work)
     assert not list(tmp_path.rglob("*.part"))
+    assert len(list(tmp_path.rglob("file-*"))) == 2 * 3, "each file has its record"
+
+
+@pytest.mark.parametrize(("days", "status"), [(1.5, "completed"), (2.5, "failed")])
+def test_a_disk_that_is_full_at_the_end_costs_no_answers_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, status: str
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    tries, save, is_full = Counter[str](), Folder.save, threading.Event()
+    is_full.set()
+
+    def full(folder: Folder, record: Any) -> None:
+        if isinstance(record, StoredFile) and record.purpose == "batch_output" and is_full.is_set():
+            tries[record.owner] += 1
+            raise OSError(errno.ENOSPC, "full")
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", full)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1")])
+        await until(lambda: tries.total() > 0)
+        now, seen = time.time(), tries.total()
+        monkeypatch.setattr(runner, "time", SimpleNamespace(time=lambda: now + days * 86400))
+        if status == "completed":
+            await until(lambda: tries.total() > seen + 1)
+            is_full.clear()
+        batch = await ended(client, batch)
+        assert batch.status == status
+        found = await results(client, batch.output_file_id)
+        assert [*found] == (["1"] if status == "completed" else [])
+        await until(lambda: not [*tmp_path.rglob("*.answers")])
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_a_batch_that_expired_stays_so_when_its_end_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    monkeypatch.setattr(routes, "read_window", lambda text: 0)
+    tries, begun = Counter[str](), Job.__init__
+
+    def new(job: Job, *args: Any) -> None:
+        tries["opened"] += 1
+        if tries["opened"] == 1:
+            raise RuntimeError("what nobody has thought of")
+        begun(job, *args)
+
+    def save(*args: Any) -> Any:
+        tries["saved"] += 1
+        if tries["saved"] == 1:
+            raise OSError(errno.ENOSPC, "full")
+        return written(*args)
+
+    written = Runner._save_results
+    monkeypatch.setattr(Job, "__init__", new)
+    monkeypatch.setattr(Runner, "_save_results", save)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await ended(client, await begin(client, [line("1")]))
+        assert batch.status == "expired"
+        (error,) = (await results(client, batch.error_file_id)).values()
+        assert error["error"]["code"] == "batch_expired"
+
+    run(Model(), settings_of(tmp_path), work)
+    assert tries == {"opened": 3, "saved": 2}
 
 
 def test_a_file_is_deleted_when_its_time_is_over(
@@ -724,10 +1173,18 @@ def test_what_an_interruption_has_left_is_removed_and_what_is_damaged_stays(tmp_
     damaged.with_suffix(".json").write_bytes(b"{")
     (of / ("file-" + "1" * 32)).touch()
     (of / "notes.txt").touch()
+    ids = [f"batch_{digit * 32}" for digit in "0123"]
+    for name_of_batch in ids:
+        (of / f"{name_of_batch}.answers").touch()
+    over = Batch(ids[0], "everyone", "/v1/completions", "file-x", "24h", 0, 9, "file-y", "file-z")
+    folder.save(replace(over, status="completed"))
+    folder.save(replace(over, id=ids[1]))
+    (of / f"{ids[2]}.json").write_bytes(b"{")
     folder.close()
     Folder(tmp_path / "b").close()
     assert {path.name for path in of.iterdir()} == {
-        damaged.name, f"{damaged.name}.json", "notes.txt",
+        damaged.name, f"{damaged.name}.json", "notes.txt", f"{ids[0]}.json",
+        f"{ids[1]}.json", f"{ids[1]}.answers", f"{ids[2]}.json", f"{ids[2]}.answers",
     }  # fmt: skip
     assert not list(of.glob(f"{name}*"))
 

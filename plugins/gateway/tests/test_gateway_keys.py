@@ -92,6 +92,20 @@ def test_an_empty_key_lets_nobody_in(tmp_path: Path) -> None:
         read_keys(file)
 
 
+def test_what_is_refused_for_its_tokens_is_not_counted_as_a_request(tmp_path: Path) -> None:
+    new_key(tmp_path / "keys", "me", requests_per_minute=2, tokens_per_minute=60)
+    ring = KeyRing(tmp_path / "keys")
+    (key,) = read_keys(tmp_path / "keys")
+    ring.charge(key, 50)
+    for _ in range(3):
+        with pytest.raises(ApiError, match="60 tokens per minute"):
+            ring.charge(key, 50)
+    ring.check(key, 1)
+    ring.charge(key, 1)
+    with pytest.raises(ApiError, match="2 requests per minute"):
+        ring.charge(key, 1)
+
+
 def test_the_tokens_of_answers_count(tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "me", tokens_per_minute=60)
     ring = KeyRing(tmp_path / "keys")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +20,10 @@ from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve_gateway import loads
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
+from llmserve_gateway.batches import lines
+from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.gateway import Settings
-from llmserve_gateway.keys import new_key
+from llmserve_gateway.keys import BatchKey, new_key
 
 from . import gateways
 
@@ -95,6 +99,8 @@ class Triton(gateways.Triton):
         self.running = 0
         self.is_lost = False
         self.all: list[Any] = []
+        self.asked: Counter[str] = Counter()
+        self.go_on = asyncio.Event()
 
     async def models(self) -> list[str]:
         return sorted(self.serve.loaded)
@@ -109,8 +115,9 @@ class Triton(gateways.Triton):
     async def generate(self, name: str, prompt: str, **options: Any) -> Any:
         assert name in self.serve.loaded
         self.running += 1
+        self.asked[prompt] += 1
         try:
-            await asyncio.sleep(0.01)
+            await (self.go_on.wait() if prompt.startswith("wait") else asyncio.sleep(0.01))
             return await super().generate(name, prompt, **options)
         finally:
             self.running -= 1
@@ -129,11 +136,13 @@ async def front(
     app = make_app(Settings(gateways.NO_TRITON, **fields))
     app.state.gateway._client = cast(Any, serve.triton)
     followers: Any = {"hold": serve.hold}
-    async with listening(socket, serve.answer, followers):
+    lifespan = app.router.lifespan_context(app) if "batches" in settings else nullcontext()
+    async with listening(socket, serve.answer, followers), lifespan:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=20
         ) as client:
+            app.state.gateway.app = app
             yield client, app.state.gateway
 
 
@@ -381,3 +390,167 @@ def test_the_log_says_how_long_a_model_was_waited_for(
     first, second = lines
     assert first["load_ms"] > 0
     assert "load_ms" not in second
+
+
+def in_time(work: Coroutine[Any, Any, None]) -> None:
+    async def go() -> None:
+        await asyncio.wait_for(work, 10)
+
+    asyncio.run(go())
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+async def complete(client: httpx.AsyncClient, model: str, prompt: str) -> httpx.Response:
+    body = {"model": model, "prompt": prompt}
+    return await client.post("/v1/completions", json=body)
+
+
+async def begin_batch(client: httpx.AsyncClient, *asked: tuple[str, str]) -> str:
+    """Begin a batch that asks models for prompts, and return its id."""
+    content = b"".join(
+        json.dumps(
+            {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"model": model, "prompt": prompt},
+            }
+        ).encode()
+        + b"\n"
+        for number, (model, prompt) in enumerate(asked)
+    )
+    form: Any = {"files": {"file": ("x", content)}, "data": {"purpose": "batch"}}
+    file = (await client.post("/v1/files", **form)).json()["id"]
+    body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    name: str = (await client.post("/v1/batches", json=body)).json()["id"]
+    return name
+
+
+async def answered(client: httpx.AsyncClient, batch: str) -> int:
+    """Wait for the end of a batch, and return how many answers it has."""
+    deadline = time.monotonic() + 10
+    while (found := (await client.get(f"/v1/batches/{batch}")).json())["status"] != "completed":
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    completed: int = found["request_counts"]["completed"]
+    return completed
+
+
+def test_a_line_of_a_batch_loads_no_model_while_there_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+
+    async def go() -> None:
+        serve = Serve("a", "b")
+        async with front(serve, tmp_path, batches=tmp_path / "batches") as (client, gateway):
+            live = asyncio.ensure_future(complete(client, "a", "wait for me"))
+            await until(lambda: serve.triton.running)
+            asked = [("b", "1"), ("a", "2"), ("b", "3"), ("a", "4")]
+            batch = await begin_batch(client, *asked)
+            await until(lambda: serve.triton.asked["4"])
+            await asyncio.sleep(0.1)
+            assert serve.history == ["+a"], "the others are asked beside it"
+            assert not gateway.loads.waiting
+            serve.triton.go_on.set()
+            assert (await live).status_code == 200
+            # A conversation may go on.
+            await asyncio.sleep(0.1)
+            assert serve.history == ["+a"]
+            monkeypatch.setattr(lines, "LOAD_QUIET", 0.05)
+            assert await answered(client, batch) == 4
+            assert serve.history == ["+a", "-a", "+b"]
+            assert {serve.triton.asked[str(n)] for n in range(1, 5)} == {1}
+
+    in_time(go())
+    assert '"status": 503' not in capsys.readouterr().err, "it is not asked to be refused"
+
+
+def test_a_model_that_goes_while_a_line_is_on_its_way_is_not_loaded_again(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "b")
+        async with front(serve, tmp_path) as (client, gateway):
+            assert (await complete(client, "a", "live")).status_code == 200
+            body = json.dumps({"model": "b", "prompt": "1"}).encode()
+            for may_load, status in ((False, 503), (True, 200)):
+                key = BatchKey("", "", may_load=may_load)
+                answer = await Call(gateway.app, "/v1/completions", body, key).answer()
+                assert answer
+                assert answer.status == status
+                assert ("+b" in serve.history) is may_load
+
+    in_time(go())
+
+
+def test_who_waits_for_a_model_does_not_wait_for_lines_of_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "QUIET", 0.05)
+    monkeypatch.setattr(lines, "LOAD_QUIET", 0.05)
+
+    async def go() -> None:
+        serve = Serve("a", "b")
+        async with front(serve, tmp_path, batches=tmp_path / "batches") as (client, _):
+            batch = await begin_batch(client, *(("b", f"wait {n}") for n in range(6)))
+            await until(lambda: serve.triton.running == 6)
+            assert (await complete(client, "a", "live")).status_code == 200
+            serve.triton.go_on.set()
+            assert await answered(client, batch) == 6
+            assert serve.history == ["+b", "-b", "+a", "-a", "+b"]
+
+    in_time(go())
+
+
+def test_lines_of_batches_that_wait_for_a_model_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("QUIET", "LOAD_QUIET", "_PAUSE"):
+        monkeypatch.setattr(lines, name, 0.05)
+
+    async def go() -> None:
+        serve = Serve("a", "b", max_loaded=2)
+        async with front(serve, tmp_path, batches=tmp_path / "batches") as (client, gateway):
+            assert (await complete(client, "a", "live")).status_code == 200
+            serve.gate.clear()
+            batch = await begin_batch(client, ("b", "1"))
+            await until(lambda: gateway.loads.waiting)
+            live = asyncio.ensure_future(complete(client, "a", "wait"))
+            await until(lambda: serve.triton.running and not gateway.loads.waiting)
+            serve.gate.set()
+            serve.triton.go_on.set()
+            assert (await live).status_code == 200
+            assert await answered(client, batch) == 1
+
+    in_time(go())
+
+
+def test_lines_that_wait_take_no_place_of_others_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("QUIET", "LOAD_QUIET", "_PAUSE"):
+        monkeypatch.setattr(lines, name, 0.05)
+
+    async def go() -> None:
+        serve = Serve("a", "b", "c")
+        settings = {"batches": tmp_path / "batches", "limits": Limits(max_queue=1)}
+        async with front(serve, tmp_path, **settings) as (client, gateway):
+            assert (await complete(client, "a", "live")).status_code == 200
+            batch = await begin_batch(client, ("b", "1"), ("b", "2"), ("c", "3"))
+            serve.gate.clear()
+            await until(lambda: gateway.loads.waiting.total() == 3)
+            # It is not refused, although more wait than may.
+            live = asyncio.ensure_future(complete(client, "a", "live"))
+            await until(lambda: gateway.loads.waiting == {"a": 1})
+            serve.gate.set()
+            assert (await live).status_code == 200
+            # One was being loaded already, and the other was not loaded before it.
+            assert serve.history == ["+a", "-a", "+b", "-b", "+a"]
+            assert await answered(client, batch) == 3
+
+    in_time(go())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from llmserve_gateway.batches.multipart import Form, Part
@@ -66,11 +67,46 @@ def test_what_is_no_form_is_refused_and_breaks_nothing(pieces: list[bytes]) -> N
 
 
 @pytest.mark.parametrize(
-    "kind", ["", "application/json", "multipart/form-data", f"x; boundary={'b' * 71}"]
+    "kind",
+    [
+        "",
+        "application/json",
+        "multipart/form-data",
+        f"x; boundary={'b' * 71}",
+        f"multipart/form-data; boundary=b; x={'y' * 1024}",
+    ],
 )
 def test_a_body_without_a_boundary_is_refused(kind: str) -> None:
     with pytest.raises(ApiError, match="must be a form"):
         Form(kind)
+
+
+@pytest.mark.parametrize("kind", ["boundary*=x; boundary*0=y", f"boundary*{'1' * 5000}*=x"])
+def test_parameters_that_mean_nothing_are_refused(kind: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        Form(f"multipart/form-data; {kind}")
+    assert refusal.value.status == 400
+
+
+PARAMETERS = st.lists(
+    st.sampled_from(
+        ["name", "filename", "*", "0", "1", "=", ";", "; ", '"', "\\", "'", "''", "%", "%C3", "x",
+         "undefined", "idna", "utf-8", "9" * 5000]
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(PARAMETERS.map("".join))
+@example("name*=x; name*0=y")
+@example(f"name*{'9' * 5000}*=x")
+@example("filename*=undefined''x")
+@example("filename*=idna''%C3")
+def test_the_head_of_a_part_is_read_or_refused(parameters: str) -> None:
+    head = f"content-disposition: form-data; {parameters}"
+    with suppress(ApiError):
+        read([f"--b-1\r\n{head}\r\n\r\nx\r\n--b-1--".encode()])
 
 
 def test_what_a_client_can_make_long_is_bounded() -> None:

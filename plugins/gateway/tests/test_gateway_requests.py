@@ -199,6 +199,17 @@ def test_corrupt_bodies_are_the_clients_fault(example: dict[str, Any]) -> None:
     assert {*statuses} == {400}
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "4194305"])
+def test_a_body_that_says_that_it_is_too_large_is_refused(length: str) -> None:
+    async def receive() -> Any:
+        raise AssertionError("such a client waits, and sends nothing")
+
+    headers = {"content-length": length, "expect": "100-continue"}
+    with pytest.raises(ApiError) as refusal:
+        asyncio.run(read_json(receive, headers))
+    assert refusal.value.status == 413
+
+
 def refused(code: str, param: str | None = None, **details: int) -> ClientError:
     """Return what the client raises for a refusal of llmserve's runtime."""
     words = "words that quote 'the queue of 'm' is full' and [llmserve model_died] "

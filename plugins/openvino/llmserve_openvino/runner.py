@@ -81,8 +81,9 @@ class OpenVinoRunner:
         for name in inputs.keys() & self._inputs:
             self._pass(name, inputs[name])
         try:
-            # Other Python threads can run meanwhile.
-            self._request.infer()
+            # Other Python threads can run meanwhile. The scores are not copied: of 32 sequences and
+            # a large vocabulary they are megabytes.
+            self._request.infer(share_outputs=True)
         except Exception:
             # A request that failed may be left in any state; the pages are not part of it.
             self._request = self._new_request()

@@ -66,6 +66,25 @@ def test_junit_is_xml_whatever_a_server_says() -> None:
     assert second[0].tag == "skipped"
 
 
+@pytest.mark.parametrize(
+    ("states", "title", "words"),
+    [
+        (("passed", "skipped"), "certified", "1 checks passed, none failed, 1 skipped"),
+        (("passed", "unfinished"), "not finished", "not finished: 1 checks passed, none failed"),
+        (("skipped", "undecided"), "not finished", "not finished: 0 checks passed"),
+        (("failed", "unfinished"), "faults", "1 unfinished"),
+    ],
+)
+def test_only_what_was_decided_is_certified(
+    states: tuple[str, ...], title: str, words: str
+) -> None:
+    made = report(*(verdict(str(number), state) for number, state in enumerate(states)))
+    assert f"<title>m&lt;1&gt;: {title}</title>" in page(made)
+    assert words in page(made)
+    root = ElementTree.fromstring(as_junit(made))
+    assert len(root.findall("*/error")) == int(root.attrib["errors"]) == states.count("unfinished")
+
+
 def test_a_baseline_tells_what_has_changed(tmp_path: Path) -> None:
     before = report(verdict("a", "passed"), verdict("b", "failed"), verdict("c", "passed"))
     file = tmp_path / "before.json"
@@ -81,6 +100,28 @@ def test_a_baseline_tells_what_has_changed(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(UsageError):
         read_states(file)
+
+
+def test_what_follows_from_a_known_failure_is_no_worse() -> None:
+    now = report(BAD, verdict("b", "failed", cause="a"))
+    (found,) = changes({"a": "failed", "b": "passed"}, now)
+    assert (found.name, found.is_worse) == ("b", False)
+
+
+def test_that_the_budget_ends_a_check_is_no_change() -> None:
+    now = report(verdict("a", "unfinished"), verdict("b", "unfinished"), verdict("c", "failed"))
+    (found,) = changes({"a": "passed", "c": "unfinished"}, now)
+    assert (found.name, found.is_worse) == ("c", True)
+
+
+def test_halves_of_characters_are_written_as_escapes() -> None:
+    half = "\ud83d"
+    made = report(verdict("a", "failed", words=half, got=half, curl=half, notes=(half,)))
+    made.subject["version"] = half  # type: ignore[index]
+    for text in (page(made), as_json(made), as_junit(made)):
+        text.encode()
+        assert "\\ud83d" in text
+    assert json.loads(as_json(made))["verdicts"][0]["got"] == half
 
 
 def test_a_failure_that_another_explains_is_no_fault_of_its_own() -> None:
@@ -118,6 +159,25 @@ def test_the_command_writes_what_it_is_asked_for(url: str, tmp_path: Path) -> No
     assert "nothing has changed" in output
 
 
+def test_files_that_cannot_be_written_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    for name in ("--json", "--junit", "--report"):
+        (tmp_path / "file").write_text("kept", encoding="utf-8")
+        wrong = tmp_path / "file" / "r" if name == "--report" else tmp_path / "none" / "r"
+        with pytest.raises(UsageError, match=r"r cannot be written: .* directory"):
+            run("http://127.0.0.1:1/v1", name, str(wrong))
+    # Nothing is left of a file that could be written, if then no server answers.
+    with pytest.raises(UnreachableError):
+        run(
+            "http://127.0.0.1:1/v1",
+            "--json",
+            str(tmp_path / "r"),
+            "--junit",
+            str(tmp_path / "file"),
+        )
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
+    assert not (tmp_path / "r").exists()
+
+
 def test_an_option_is_sent_with_every_request(url: str) -> None:
     code, output = run(url, "--only", "finish-reason", "--set", "top_k=5")
     assert code == 8
@@ -132,10 +192,16 @@ def test_a_server_that_refuses_a_plain_request_may_need_an_option(url: str) -> N
 def test_the_budget_is_kept(url: str) -> None:
     code, output = run(url, "--budget", "30", "--json", "-", "--only", "own-answer")
     content = json.loads(output[output.index("{") :])
-    assert code == 0
+    assert code == 8
     assert content["requests"] <= 30
-    assert content["verdicts"][0]["state"] == "skipped"
+    assert content["verdicts"][0]["state"] == "unfinished"
     assert "budget" in content["verdicts"][0]["words"]
+
+
+def test_a_run_that_decides_nothing_is_no_success(url: str) -> None:
+    code, output = run(url, "--only", "greedy-is-the-models")
+    assert code == 8
+    assert "not finished: 0 checks passed, none failed, 1 skipped" in output
 
 
 def test_a_server_that_does_not_answer_is_no_fault_of_a_check() -> None:

@@ -9,19 +9,20 @@ import pytest
 
 from llmserve.certify import Broken, Examination
 from llmserve.certify.checks import CHECKS
+from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import PROMPTS
 from llmserve.certify.outcome import Undecided
 from tests.scripted import Scripted
 from tests.toy_server import ToyModel
 
 
-def penalise(name: str, exam: Examination) -> None:
+def run(name: str, exam: Examination) -> None:
     next(check for check in CHECKS if check.name == name).run(exam)
 
 
 def test_a_penalty_that_changes_nothing_proves_nothing() -> None:
     with pytest.raises(Undecided, match="changes none of 4 answers"):
-        penalise("presence-penalty", Examination(Scripted(lambda prompt, asked: " yes")))
+        run("presence-penalty", Examination(Scripted(lambda prompt, asked: " yes")))
 
 
 def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> None:
@@ -35,7 +36,7 @@ def test_a_penalty_that_changes_nothing_proves_nothing_beside_the_model() -> Non
 
     exam = Examination(Scripted(lambda prompt, asked: ""), Certain())
     with pytest.raises(Undecided, match="changes none of 4 answers"):
-        penalise("presence-penalty", exam)
+        run("presence-penalty", exam)
 
 
 def test_a_penalty_is_tried_where_it_changes_something() -> None:
@@ -54,4 +55,33 @@ def test_a_penalty_is_tried_where_it_changes_something() -> None:
         return " the" * 24 if prompt == PROMPTS[7] else ""
 
     with pytest.raises(Broken, match="accepted and ignored"):
-        penalise("frequency-penalty", Examination(Scripted(ignoring), Repeating()))
+        run("frequency-penalty", Examination(Scripted(ignoring), Repeating()))
+
+
+@pytest.mark.parametrize(("precision", "outcome"), [("bfloat16", Broken), ("int4", Undecided)])
+def test_rounded_weights_may_draw_from_another_distribution(
+    precision: str, outcome: type[Exception]
+) -> None:
+    exam = Examination(Scripted(lambda prompt, asked: " the"), ToyModel(), precision)
+    with pytest.raises(outcome, match="not drawn as the model says"):
+        run("sampling-distribution", exam)
+
+
+@pytest.mark.parametrize(("reference", "chance"), [(False, "0.04"), (True, "0.004")])
+def test_it_is_told_how_likely_an_option_without_effect_goes_unseen(
+    reference: bool, chance: str
+) -> None:
+    """Without the model one answer of eight may be another one, so less is seen."""
+
+    class Half(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            is_hot = ask.options.get("temperature") and "top_k" not in ask.options
+            # Of two prompts, the answers at a high temperature are the likeliest ones.
+            return Reply(" no" if is_hot and ask.prompt in PROMPTS[:2] else " yes")
+
+    exam = Examination(Half(lambda prompt, asked: ""), ToyModel() if reference else None)
+    run("top-k", exam)
+    assert exam.notes == [
+        "without it, 4 of 8 answers are the likeliest one; that it is ignored goes unseen with a "
+        f"probability of {chance}"
+    ]

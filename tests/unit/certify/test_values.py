@@ -12,6 +12,7 @@ import pytest
 from llmserve.certify import Examination, Report, run_checks
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.endpoint import Refusal
+from llmserve.certify.page import page
 from tests.scripted import Scripted
 
 LIMIT = 64
@@ -96,3 +97,5 @@ def test_a_right_server_has_no_fault(known: bool) -> None:
     assert report.faults == []
     assert report.counted()["passed"] == (4 if known else 3)
     assert {verdict.name for verdict in report.verdicts} >= {"cut-is-told"}
+    # What explains a difference is a share, of vectors, and no logits.
+    assert ("logits" in page(report), "of the length of a vector" in page(report)) == (False, known)

@@ -23,8 +23,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequests, answer_line, open_answers
+from llmserve.client import BatchRequest, BatchRequests, answer_line, open_answers
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
+from llmserve_cli.batch_requests import LONGEST_PAUSE, Response, Server, _Tries
 from llmserve_cli.group import cli
 
 
@@ -212,6 +213,19 @@ def test_a_failed_request_is_a_line_with_an_error_and_the_others_go_on(
     again = batch(source, tmp_path / "out", server)
     assert isinstance(again.exception, RequestRejectedError)
     assert server.received["refused"] == 1
+
+
+def test_a_request_is_sent_again_however_often_it_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> Response:
+        return Response(429, {}, b"{}")
+
+    monkeypatch.setattr(Server, "_send", full)
+    tries = _Tries(count=5000)
+    request = BatchRequest(1, "a", "m", "/v1/completions", 0, 1)
+    assert Server("http://127.0.0.1:1/v1", 1.0, 600.0)._attempt(request, b"{}", tries) is None
+    assert tries.pause == LONGEST_PAUSE
 
 
 def test_a_model_that_stays_full_costs_the_patience_once(tmp_path: Path, server: Script) -> None:
@@ -427,6 +441,32 @@ def test_an_output_that_is_cut_off_anywhere_is_continued(
                 answers.append(line(entry.custom_id))
     requests.close()
     assert (folder / "out").read_bytes() == whole
+
+
+BODY_TEXT = st.text(st.sampled_from('a\\"\n\r\x85\u2028\u2029\u732b'), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=BODY_TEXT,
+    indent=st.sampled_from([None, 1]),
+    name=st.sampled_from(["1", '"body": null', '\\"body": null']),
+)
+def test_a_body_that_is_not_parsed_is_in_its_line_as_it_was(
+    text: str, indent: int | None, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("out")
+    body = json.dumps({"text": text, text: None}, ensure_ascii=False, indent=indent).encode()
+    requests = BatchRequests(write(folder / "in", [request(name)]))
+    with open_answers(folder / "out", requests) as answers:
+        answers.append(answer_line(name, status=200), body)
+    with open_answers(folder / "out", requests) as answers:
+        assert (name in answers, answers.failed) == (True, 0)
+    requests.close()
+    (line,) = (folder / "out").read_text(encoding="utf-8").splitlines()
+    found = json.loads(line)
+    assert found["custom_id"] == name
+    assert found["response"]["body"] == {"text": text, text: None}
 
 
 def test_a_disk_that_is_full_leaves_no_part_of_a_line(

@@ -102,6 +102,22 @@ def test_a_server_starts_with_the_pinned_models(
     assert "cannot load models while it runs" in str(check_runtime(docker, repository))
 
 
+def test_a_launch_script_is_refused_only_if_its_model_is_offered(tmp_path: Path) -> None:
+    for name in ("a", "many"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").touch()
+    (tmp_path / "many" / "launch.sh").touch()
+    repository = Repository.open(tmp_path)
+    all_of_them = ServerSettings(tmp_path, on_demand=True)
+    assert str(check_runtime(all_of_them, repository)).startswith("many starts a server of several")
+    some = ServerSettings(tmp_path, on_demand=True, models=("a",))
+    assert check_runtime(some, repository) is None
+    # The one at the start is not the only one on offer.
+    words = ["serve", str(tmp_path), "--on-demand", "--pin", "a", "--runtime", "binary"]
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert "many starts a server of several" in f"{result.output}{result.exception}"
+
+
 def test_serve_refuses_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").touch()

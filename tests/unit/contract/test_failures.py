@@ -156,6 +156,7 @@ def test_only_the_workarounds_use_patterns_on_what_a_server_says() -> None:
     assert users <= {
         "llmserve/client/workarounds.py",
         "llmserve/client/script.py",
+        "llmserve/client/value_script.py",
         "llmserve/client/url.py",
         "llmserve/contract/container.py",
     }

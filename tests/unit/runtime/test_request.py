@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmserve.runtime.answer.request import read_prompts
+from llmserve.runtime.answer.request import Prompt, read_prompts
 from llmserve.runtime.contract import TYPES
 from llmserve.runtime.errors import RequestError
-from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
 
 INTEGERS = [kind for kind in TYPES.values() if "int" in kind]
 # Every option that takes a whole number.
@@ -47,3 +48,58 @@ def test_the_largest_number_of_a_type_is_not_wrapped() -> None:
     assert prompt.params.seed == 2**64 - 1
     with pytest.raises(RequestError, match=f"max_tokens must be .* not {2**64 - 1}"):
         read_prompts(FakeRequest({"text_input": ["abc"], "max_tokens": largest}), parts)
+
+
+class ChatTokenizer(ByteTokenizer):
+    """Records the conversations that it encodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chats: list[Any] = []
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        self.chats.append(messages)
+        return [65]
+
+
+IMAGE, TEXT = {"type": "image"}, {"type": "text", "text": "This?"}
+
+
+def read_chat(content: Any, images: list[str], inputs: tuple[str, ...]) -> tuple[Prompt, Any]:
+    tokenizer = ChatTokenizer()
+    parts = make_parts(Generator(), tokenizer=tokenizer, inputs=[*inputs, "messages"])
+    messages = json.dumps([{"role": "user", "content": content}])
+    rows = np.array([[image.encode() for image in images]], np.object_)
+    tensors = {"image_url": rows} if images else {}
+    (prompt,) = read_prompts(FakeRequest({"messages": [messages], **tensors}), parts)
+    return prompt, tokenizer.chats[0][0]["content"]
+
+
+def test_a_model_with_an_input_for_images_gets_them_and_the_messages_that_show_them() -> None:
+    images = ["data:image/png;base64," + "A" * 5000, "data:image/png;base64,BBBB"]
+    content = [IMAGE, TEXT, IMAGE]
+    prompt, passed = read_chat(content, images, ("image_url",))
+    assert (list(prompt.params.image_url), passed) == (images, content)
+
+
+@pytest.mark.parametrize("inputs", [(), ("image_url",)])
+def test_parts_that_are_all_texts_are_one_text(inputs: tuple[str, ...]) -> None:
+    assert read_chat([TEXT, TEXT], [], inputs)[1] == "This?This?"
+
+
+@pytest.mark.parametrize(
+    ("content", "images", "words"),
+    [
+        ([IMAGE, TEXT], [], "image_url has 0 images, and the messages show 1"),
+        ([TEXT], ["data:,"], "image_url has 1 images, and the messages show 0"),
+        ([{"type": "video"}], [], "messages takes a JSON list"),
+        ([{"type": "text"}], [], "messages takes a JSON list"),
+        ([], [], "messages takes a JSON list"),
+        (["a"], [], "messages takes a JSON list"),
+    ],
+)
+def test_messages_and_images_that_do_not_agree_are_refused(
+    content: Any, images: list[str], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        read_chat(content, images, ("image_url",))

@@ -64,7 +64,7 @@ def started(formatter: Any = None, *, batched: bool = True, **more: Any) -> tupl
     driver = BatchDriver({}, Path())
     parts = make_parts(
         sums,
-        tokenizer=Pairs(),
+        tokenizer=more.pop("tokenizer", Pairs()),
         formatter=formatter or EmbeddingFormatter(settings, Path()),
         inputs=INPUTS,
         answers="vector",
@@ -154,6 +154,48 @@ def test_a_text_is_cut_only_if_the_request_says_so(length: int, truncate: bool) 
         assert failure(request)[0] == "context_length_exceeded"
 
 
+class Ends(Pairs):
+    """Cuts the beginning of a text."""
+
+    cuts_beginnings = True
+
+    def encode_pair(
+        self, text: str, pair: str | None = None, *, limit: int | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        ids, segments = super().encode_pair(text, pair)
+        return ids[-limit if limit else 0 :], segments
+
+
+def test_a_text_whose_beginning_is_cut_is_read_to_its_end() -> None:
+    text = "x" * 50_000 + "the end"
+    request = FakeRequest({"text_input": [text]}, truncate=True)
+    driver, _ = started(tokenizer=Ends())
+    driver.execute([request])
+    kept = [*text.encode()][-39:]
+    assert request.responses[0].tensors["embedding"].tolist() == [[sum(kept) + 2, 40, 0]]
+    refused = FakeRequest({"text_input": [text]})
+    driver.execute([refused])
+    assert failure(refused) == ("context_length_exceeded", None)
+
+
+class Whole(Pairs):
+    """Returns everything if the limit has no place for its special tokens, as transformers does."""
+
+    def encode_pair(
+        self, text: str, pair: str | None = None, *, limit: int | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        return super().encode_pair(text, pair, limit=None if limit and limit < 3 else limit)
+
+
+def test_a_text_that_cannot_be_cut_is_refused() -> None:
+    driver, sums = started(tokenizer=Whole())
+    sums.context_length = 2
+    request = FakeRequest({"text_input": ["some text"]}, truncate=True)
+    driver.execute([request])
+    assert failure(request) == ("context_length_exceeded", None)
+    assert sums.batches == []
+
+
 def test_the_models_own_prompt_is_put_before_a_text() -> None:
     named, plain = embeddings(
         FakeRequest({"text_input": ["a"]}, prompt_name="query"), FakeRequest({"text_input": ["a"]})
@@ -169,6 +211,30 @@ def test_how_a_text_is_read_is_told_as_text() -> None:
 
 def test_ids_are_taken_as_they_are() -> None:
     (tensors,) = embeddings(FakeRequest({"text_input": [""]}, input_ids="[5, 6]"))
+    assert tensors["embedding"].tolist() == [[11, 2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "code", "param"),
+    [
+        ({"text_pair": ["b"]}, {}, "invalid_value", "text_pair"),
+        ({}, {"prompt_name": "query"}, "invalid_value", "prompt_name"),
+        ({}, {"input_ids": str([5] * 41)}, "context_length_exceeded", None),
+        # Their end is a special token, which a tokenizer would keep.
+        ({}, {"input_ids": str([5] * 41), "truncate": True}, "invalid_value", "truncate"),
+    ],
+)
+def test_beside_ids_nothing_is_ignored_and_they_are_not_cut(
+    more: dict[str, Any], options: dict[str, Any], code: str, param: str | None
+) -> None:
+    request = FakeRequest({"text_input": [""], **more}, **{"input_ids": "[5, 6]", **options})
+    embeddings(request)
+    assert failure(request) == (code, param)
+
+
+def test_beside_ids_a_pair_may_be_empty() -> None:
+    request = FakeRequest({"text_input": [""], "text_pair": [""]}, input_ids="[5, 6]")
+    (tensors,) = embeddings(request)
     assert tensors["embedding"].tolist() == [[11, 2, 0]]
 
 

@@ -256,6 +256,10 @@ def test_a_model_that_fails_to_load_fails_its_own_requests_only() -> None:
                 await one.hold("a").granted
             waits.append(failed.value.details["retry_after"] - 1)
         assert waits == [10, 20, 40, 80, 160, 300, 300, 300, 300]
+        one._models["a"].failures = 5000
+        clock.now += 301
+        with pytest.raises(NotLoadedError, match="tried again in 301 s"):
+            await one.hold("a").granted
         models.broken = set()
         await one.load("a")
         assert one.report("a") | {"load_seconds": 0} == {

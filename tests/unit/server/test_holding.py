@@ -25,6 +25,7 @@ class Models:
     def __init__(self) -> None:
         self.loaded: set[str] = set()
         self.history: list[str] = []
+        self.unreadable: set[str] = set()
 
     def is_loaded(self, name: str) -> bool:
         return name in self.loaded
@@ -39,6 +40,10 @@ class Models:
 
     def task(self, name: str) -> str:
         return f"task of {name}"
+
+    async def check(self, name: str) -> None:
+        if name in self.unreadable:
+            raise ServerError("it cannot be read")
 
     def is_paused(self) -> bool:
         return False
@@ -61,7 +66,9 @@ async def serving(path: Path, models: Models | None) -> AsyncGenerator[Superviso
     if models is not None:
         names = ("a", "b", "broken")
         supervisor._demand = Demand(names, models, OnDemand(max_loaded=1))
-        supervisor._loader = SimpleNamespace(task=models.task)  # type: ignore[assignment]
+        supervisor._loader = SimpleNamespace(  # type: ignore[assignment]
+            task=models.task, check=models.check
+        )
     async with listening(path, supervisor._answer, {"hold": supervisor._hold}):
         yield supervisor
 
@@ -167,10 +174,43 @@ def test_a_user_loads_and_unloads_over_the_same_socket(tmp_path: Path) -> None:
                 await supervisor._change_on_demand(demand, do, "a")
             assert models.history == ["+a", "-a", "+a", "-a"]
             entry = {"name": "a", "state": "unloaded"}
+            await supervisor._change_on_demand(demand, "load", "a")
+            models.unreadable = {"a"}
+            with pytest.raises(ServerError, match="it cannot be read"):
+                await supervisor._change_on_demand(demand, "reload", "a")
+            assert models.loaded == {"a"}, "the old one still answers"
+            await supervisor._change_on_demand(demand, "unload", "a")
             (report,) = supervisor._with_demand([entry])
             assert report["loaded"] is False
             assert report["task"] == "task of a"
             part = {"name": "part", "state": "ready"}
             assert supervisor._with_demand([part]) == [part]
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_model_is_withdrawn_once_its_folder_is_gone_for_longer_than_a_build_takes(
+    tmp_path: Path,
+) -> None:
+    async def go() -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        async with serving(tmp_path / "sock", Models()) as supervisor:
+            demand = supervisor._demand
+            assert demand is not None
+            kept = SimpleNamespace(folder=tmp_path.joinpath, models={"a": None, "broken": None})
+            supervisor._keepers = [SimpleNamespace(kept=kept)]  # type: ignore[list-item]
+            (tmp_path / "a").rmdir()
+            supervisor._withdraw_gone(demand, 10.0)
+            assert demand.offered == ["a", "b", "broken"], "a build may be about to replace them"
+            (tmp_path / "a").mkdir()
+            supervisor._withdraw_gone(demand, 11.0)
+            (tmp_path / "a").rmdir()
+            supervisor._withdraw_gone(demand, 12.5)
+            supervisor._withdraw_gone(demand, 12.6)
+            assert demand.offered == ["a", "b"]
+            supervisor._withdraw_gone(demand, 15.0)
+            assert demand.offered == ["b"]
+            assert kept.models == {}
 
     asyncio.run(asyncio.wait_for(go(), 20))

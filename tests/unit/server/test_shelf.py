@@ -67,6 +67,7 @@ class Triton:
         self.lingers = False
         self.given_up: list[str] = []
         self.dies = self.stalls = self.mends = False
+        self.disk_is_full = False
         self.is_noticed = True
         """Whether the check that looks into the log comes before whoever waits."""
         self.kept: Kept
@@ -81,6 +82,8 @@ class Triton:
         if self.dies:
             self.kept.lost(time.monotonic(), "Triton ended")
             return
+        if self.disk_is_full:
+            raise OSError(28, "No space left on device")
         if self.stalls:
             return
         with self.log_file.open("a") as log:
@@ -187,6 +190,20 @@ def test_a_model_that_fails_leaves_nothing_behind(one: One) -> None:
         one.triton.broken = {}
         await one.shelf.load("b")
         assert one.states()["b"] == "ready"
+
+    go(scenario())
+
+
+def test_a_model_whose_files_find_no_place_is_not_loaded(one: One) -> None:
+    async def scenario() -> None:
+        one.triton.disk_is_full = True
+        with pytest.raises(OSError, match="No space left"):
+            await one.shelf.load("a")
+        assert one.states()["a"] == "failed"
+        assert one.kept.models["a"].why == "OSError: [Errno 28] No space left on device"
+        one.triton.disk_is_full = False
+        await one.shelf.load("a")
+        assert one.states()["a"] == "ready"
 
     go(scenario())
 

@@ -98,6 +98,26 @@ def test_requests_and_answers_follow_the_openai_api(
     assert run.server is None
 
 
+def test_a_connection_that_the_server_closes_when_it_is_used_again_is_no_failure() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        content = request.rfile.read(int(request.headers["content-length"]))
+        if hasattr(request, "is_used"):
+            request.close_connection = True
+            return
+        request.is_used = True  # type: ignore[attr-defined]
+        request.protocol_version = "HTTP/1.1"
+        received.append(content)
+        choice = {"text": "a", "finish_reason": "length"}
+        raw = json.dumps({"choices": [choice], "usage": USAGE}).encode()
+        reply(request, raw, headers={"Connection": "keep-alive"})
+
+    received: list[bytes] = []
+    load, plan = Load(concurrency=1, requests=5, warmup=0), Plan(Prompts(), stream=False)
+    with http_server(answer) as url:
+        run = bench(Target("demo", f"{url}/v1", api="completions"), load, plan).runs[0]
+    assert (len(run.good), len(received)) == (5, 5)
+
+
 def test_embeddings_are_asked_for_some_texts_at_a_time(endpoint: Endpoint) -> None:
     target, load = Target("demo", endpoint.url, api="embeddings"), Load(concurrency=2, requests=8)
     run = bench(target, replace(load, warmup=0), Plan(Prompts(), texts=3)).runs[0]

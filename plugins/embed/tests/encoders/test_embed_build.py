@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 import llmserve
 from llmserve.errors import IncompatibleError, LLMServeError, OptionError
+from llmserve.plugin import demo_model_path
 from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
 from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
@@ -74,6 +77,14 @@ def test_the_layout_of_sentence_transformers_is_read(
     assert settings(chosen, "formatter") == {"size": 32, "dimensions": 16, "normalize": False}
 
 
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_limit_without_place_for_a_text_is_refused(tmp_path: Path, most: int) -> None:
+    model = save_encoder(tmp_path / "model")
+    with pytest.raises(OptionError, match="leave no place for its texts: give at least 5"):
+        build("embed", model, tmp_path, max_length=most)
+    assert settings(build("embed", model, tmp_path, max_length=5), "generator")["max_length"] == 5
+
+
 def test_positions_behind_the_padding_token_are_counted(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model", "roberta")
     write(model / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -85,11 +96,13 @@ def damage(model: Path, change: str) -> None:
     pooling = model / "1_Pooling" / "config.json"
     if change == "dense":
         kinds = ["Transformer", "Pooling", "Dense"]
-        write(model / "modules.json", [{"type": f"x.{k}", "path": ""} for k in kinds])
+        written = [{"type": f"sentence_transformers.models.{k}", "path": ""} for k in kinds]
+        write(model / "modules.json", written)
     elif change == "modules":
         write(model / "modules.json", {"no": "list"})
     elif change == "folder":
-        write(model / "modules.json", [{"type": "x.Transformer", "path": "0_Transformer"}])
+        kind = "sentence_transformers.models.Transformer"
+        write(model / "modules.json", [{"type": kind, "path": "0_Transformer"}])
     elif change == "no pooling":
         pooling.unlink()
     elif change == "two poolings":
@@ -122,7 +135,13 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, change: str, words: st
 def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     encoder = save_encoder(tmp_path / "encoder")
     three = save_classifier(tmp_path / "three", num_labels=3)
+    # Of a type that generates text, and without the head for it.
+    decoder = Path(shutil.copytree(demo_model_path(), tmp_path / "decoder"))
+    config = json.loads((decoder / "config.json").read_text())
+    config["architectures"] = ["GPT2ForSequenceClassification"]
+    (decoder / "config.json").write_text(json.dumps(config))
     for recipe, model, words, hint in (
+        ("hf", decoder, "not a causal language model", "--plugin classify or rerank"),
         ("hf", encoder, "not a causal language model: it is BertModel", "--plugin embed"),
         ("hf", three, "not a causal language model", "--plugin classify or rerank"),
         ("rerank", encoder, "not a model that labels texts: it is BertModel", "--plugin embed"),
@@ -170,6 +189,18 @@ def test_scores_are_made_as_the_model_says(
         e for e in read_config(tmp_path / "repository" / "m").input if e.name == "text_pair"
     )
     assert not pair.optional
+
+
+def test_what_sentence_transformers_6_saves_goes_before_config_json(tmp_path: Path) -> None:
+    model = save_classifier(
+        tmp_path / "model", num_labels=1, sbert_ce_default_activation_function="torch.nn.Sigmoid"
+    )
+    saved = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    write(model / "config_sentence_transformers.json", saved)
+    assert settings(build("rerank", model, tmp_path), "formatter") == {"sigmoid": False}
+    write(model / "config_sentence_transformers.json", {"activation_fn": None})
+    built = build("rerank", model, tmp_path, name="n")
+    assert settings(built, "formatter") == {"sigmoid": True}
 
 
 def test_labels_have_the_models_names(tmp_path: Path) -> None:

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
+from itertools import zip_longest
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 import llmserve
 from llmserve.builder.build import BuildResult
-from llmserve.errors import LLMServeError
+from llmserve.builder.encoders import max_length
+from llmserve.builder.source import ModelSource
+from llmserve.errors import LLMServeError, OutputError
 from llmserve.runtime import Generation, Params, TransformersTokenizer
-from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
+from llmserve.runtime.answer.reading import encode
+from llmserve.testing.command import run
+from llmserve.testing.tiny_encoders import (
+    CONTEXT,
+    save_classifier,
+    save_decoder,
+    save_encoder,
+    write,
+)
+from llmserve.testing.web import http_server, reply
 from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
 from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 
 
@@ -37,17 +59,17 @@ def runtime(result: BuildResult, kind: Any, **more: Any) -> tuple[Any, Transform
 
 
 def values(engine: Any, tokenizer: TransformersTokenizer, texts: Sequence[Any]) -> Any:
-    generations = []
-    for text in texts:
-        pair = text if isinstance(text, tuple) else (text, None)
-        ids, segments = tokenizer.encode_pair(*pair)
-        decode = tokenizer.decode
-        generations.append(
-            Generation(
-                ids, Params(), max_tokens=0, eos_ids=frozenset(), decode=decode, segments=segments
-            )
-        )
-    engine.generate(generations, tokenizer)
+    pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
+    read = [tokenizer.encode_pair(*pair) for pair in pairs]
+    return values_of_ids(engine, [ids for ids, _ in read], [segments for _, segments in read])
+
+
+def values_of_ids(engine: Any, rows: Sequence[list[int]], segments: Sequence[Any] = ()) -> Any:
+    generations = [
+        Generation(ids, Params(), max_tokens=0, eos_ids=frozenset(), decode=str, segments=of_which)
+        for ids, of_which in zip_longest(rows, segments)
+    ]
+    engine.generate(generations, None)
     found: list[Any] = [generation.value for generation in generations]
     return np.stack(found)
 
@@ -109,6 +131,23 @@ def test_logits_of_pairs_equal_those_of_transformers(tmp_path: Path, count: int)
             np.testing.assert_allclose(row, logits, atol=1e-5)
 
 
+def test_a_decoder_takes_a_texts_last_token_whatever_it_is(tmp_path: Path) -> None:
+    """Its configuration names no padding, and the id 0 may be a token like others."""
+    model = save_decoder(tmp_path / "model")
+    result = build("classify", model, tmp_path, generator="classifier")
+    padding = result.manifest.components["generator"]["settings"]["padding"]
+    assert padding == json.loads((model / "config.json").read_text())["eos_token_id"]
+    engine, _ = runtime(result, TorchClassifier)
+    reference = AutoModelForSequenceClassification.from_pretrained(model)
+    loader = "AutoModelForSequenceClassification"
+    texts = [[5, 6, 0], [7, 0], [5, 6, 9, 8, 0, 0], [0]]
+    for each in (engine, converted(model, tmp_path / "ov", loader, None, padding)):
+        for ids, row in zip(texts, values_of_ids(each, texts), strict=True):
+            with torch.inference_mode():
+                logits = reference(input_ids=torch.tensor([ids])).logits[0].numpy()
+            np.testing.assert_allclose(row, logits, atol=1e-5)
+
+
 def test_a_text_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model")
     _, tokenizer = runtime(build("embed", model, tmp_path, generator="encoder"), TorchEncoder)
@@ -119,8 +158,76 @@ def test_a_text_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
         assert len(tokenizer.encode_pair(*texts)[0]) > 20
 
 
-def test_a_file_that_the_model_brings_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_long_text_whose_beginning_is_cut_is_read_to_its_end(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model")
+    named = json.loads((model / "tokenizer_config.json").read_text())
+    write(model / "tokenizer_config.json", {**named, "truncation_side": "left"})
+    _, tokenizer = runtime(build("embed", model, tmp_path, generator="encoder"), TorchEncoder)
+    reader = AutoTokenizer.from_pretrained(model)
+    parts: Any = SimpleNamespace(
+        tokenizer=tokenizer, generator=SimpleNamespace(context_length=CONTEXT)
+    )
+    text = "some words " * 9_000 + "the end, at last"
+    ids, _ = encode(text, None, Params(truncate=True), parts)
+    assert ids == reader(text, truncation=True, max_length=CONTEXT)["input_ids"]
+
+
+OFFSETS: dict[str, dict[str, Any]] = {
+    "camembert": {},
+    "data2vec-text": {},
+    "esm": {"position_embedding_type": "absolute", "mask_token_id": 5},
+    "ibert": {},
+    "longformer": {"attention_window": 8},
+    "luke": {"entity_vocab_size": 5, "entity_emb_size": 8},
+    "mpnet": {},
+    "roberta": {},
+    "roberta-prelayernorm": {},
+    "xlm-roberta": {},
+    "xlm-roberta-xl": {},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "bert": {},
+}
+
+
+@pytest.mark.parametrize("family", OFFSETS)
+def test_a_text_may_have_as_many_tokens_as_the_model_has_places_for(
+    tmp_path: Path, family: str
+) -> None:
+    config = CONFIG_MAPPING[family](
+        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=26, pad_token_id=1, **OFFSETS[family],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    most = max_length(ModelSource("model", tmp_path))
+    assert most == (26 if family == "bert" else 24)
+    model = AutoModel.from_config(config).eval()
+    with torch.inference_mode():
+        model(torch.full((1, most), 7))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.full((1, most + 1), 7))
+
+
+def test_a_full_disk_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    def here(words: list[str], **_: object) -> CompletedProcess[str]:
+        with pytest.raises(SystemExit) as ended:
+            convert.main(words[-3], Path(words[-2]), json.loads(words[-1]))
+        return CompletedProcess(words, int(str(ended.value.code)), "", "iostream error")
+
+    monkeypatch.setattr("llmserve_embed.convert.ov.save_model", full)
+    monkeypatch.setattr("llmserve_embed.prepare.subprocess.run", here)
+    model = save_encoder(tmp_path / "model")
+    with pytest.raises(OutputError, match=r"cannot be written, with \d+ MB free: iostream error"):
+        build("embed", model, tmp_path, generator="encoder-openvino")
+    assert not (tmp_path / "repository").exists()
+
+
+def export(model: Path, *, external: bool = False) -> None:
+    """Add the model in ONNX's form to its folder, in place of its weights."""
     (model / "onnx").mkdir()
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     example = tuple(torch.ones(2, 3, dtype=torch.int64) for _ in inputs)
@@ -128,9 +235,17 @@ def test_a_file_that_the_model_brings_is_used_as_it_is(tmp_path: Path) -> None:
     torch.onnx.export(
         AutoModel.from_pretrained(model).eval(), example, model / "onnx" / "model.onnx",
         input_names=inputs, output_names=["last_hidden_state"], dynamic_shapes=shapes,
-        verbose=False,
+        verbose=False, external_data=external,
     )  # fmt: skip
     (model / "model.safetensors").unlink()
+
+
+def test_a_file_that_the_model_brings_is_used_as_it_is(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path / "model")
+    export(model)
+    with pytest.raises(LLMServeError, match="has no weights that can be converted") as error:
+        build("embed", model, tmp_path, generator="encoder-openvino")
+    assert "--set file=onnx/model.onnx" in str(error.value.hint)
     result = build("embed", model, tmp_path, generator="encoder-openvino", file="onnx/model.onnx")
     engine, tokenizer = runtime(result, OpenVinoValues)
     expected = [pooled(save_encoder(tmp_path / "same"), text, "mean") for text in TEXTS]
@@ -139,3 +254,50 @@ def test_a_file_that_the_model_brings_is_used_as_it_is(tmp_path: Path) -> None:
     write(model / "config.json", {**config, "architectures": ["BertForSequenceClassification"]})
     with pytest.raises(LLMServeError, match="it has no output of logits"):
         build("classify", model, tmp_path, generator="classifier-openvino", file="onnx/model.onnx")
+
+
+def test_a_file_of_a_model_on_the_hub_comes_with_its_weights_and_no_other_does(
+    tmp_path: Path,
+) -> None:
+    model = save_encoder(tmp_path / "model")
+    export(model, external=True)
+    assert (model / "onnx" / "model.onnx.data").is_file()
+    (model / "onnx" / "other.onnx").write_bytes(b"not for us")
+    files = {str(p.relative_to(model)): p for p in model.rglob("*") if p.is_file()}
+    # Earlier clients of the hub read the names from the first page, later ones from the second.
+    pages = {
+        "/api/models/acme/tiny/revision/": {
+            "id": "acme/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]
+        },
+        "/api/models/acme/tiny/tree/": [
+            {"type": "file", "path": name, "size": path.stat().st_size, "oid": name}
+            for name, path in files.items()
+        ],
+    }  # fmt: skip
+    asked = []
+
+    def serve(request: BaseHTTPRequestHandler) -> None:
+        for beginning, page in pages.items():
+            if request.path.startswith(beginning):
+                reply(request, json.dumps(page).encode())
+                return
+        name = request.path.partition("/resolve/")[2].partition("/")[2]
+        content = files[name].read_bytes() if name in files else b""
+        asked.append(name)
+        headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(content))}
+        reply(request, content, 200 if content else 404, headers)
+
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    command = [
+        *("build", "--plugin", "embed", "--generator", "encoder-openvino", "--model", "acme/tiny"),
+        *("--output", str(tmp_path / "repository")),
+    ]
+    with http_server(serve) as url:
+        env = {**clean, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": url}
+        unnamed = run(*command, env=env)
+        done = run(*command, "--set", "file=onnx/model.onnx", env=env)
+    assert "acme/tiny has no weights that can be converted" in unnamed.stderr
+    assert done.returncode == 0, done.stderr
+    assert "onnx/other.onnx" not in asked
+    built = tmp_path / "repository" / "tiny" / "1" / "openvino"
+    assert {path.name for path in built.iterdir()} == {"model.onnx", "model.onnx.data"}

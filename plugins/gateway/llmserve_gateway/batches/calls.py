@@ -19,13 +19,21 @@ _NO_ANSWER = 499
 class Answer:
     status: int
     headers: dict[str, str]
-    body: Any
-    """What the answer says in JSON."""
+    content: bytes
+    """Of 30 MB if it is one of embeddings: parsing that would hold up all other requests."""
+
+    @property
+    def body(self) -> Any:
+        """What the answer says in JSON."""
+        with suppress(ValueError):
+            return json.loads(self.content)
+        return None
 
     @property
     def error(self) -> tuple[str, str]:
         """The code and the message of a refusal."""
-        error = self.body.get("error") if isinstance(self.body, dict) else None
+        body = self.body
+        error = body.get("error") if isinstance(body, dict) else None
         error = error if isinstance(error, dict) else {}
         code = error.get("code") or error.get("type") or "unknown"
         return str(code), str(error.get("message") or f"the answer was {self.status}")
@@ -42,6 +50,7 @@ class Call:
     """One request; it can be left as a client that disconnects leaves its own."""
 
     def __init__(self, app: AsgiApp, path: str, body: bytes, key: BatchKey) -> None:
+        self.key = key
         self._app = app
         self._body = body
         self._is_read = False
@@ -81,11 +90,7 @@ class Call:
             asked.result()
         if not self._is_whole or self._status == _NO_ANSWER:
             return None
-        try:
-            body = json.loads(b"".join(self._pieces))
-        except ValueError:
-            body = None
-        return Answer(self._status, self._headers, body)
+        return Answer(self._status, self._headers, b"".join(self._pieces))
 
     async def _ask(self) -> None:
         await self._app(self._scope, self._receive, self._send)

@@ -8,11 +8,11 @@ import logging
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 from llmserve.errors import UsageError
 from llmserve_gateway.batches.records import Batch, StoredFile, new_id
@@ -20,12 +20,15 @@ from llmserve_gateway.errors import ApiError
 
 log = logging.getLogger("llmserve.gateway")
 
+_R = TypeVar("_R", StoredFile, Batch)
+
 EVERYONE = "everyone"
 """Whose files they are if the gateway has no keys."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OWNER = re.compile(rf"{EVERYONE}|[0-9a-f]{{64}}")
 _RECORD = re.compile(r"(file-|batch_)[0-9a-f]{32}\.json")
 _DATA = re.compile(r"file-[0-9a-f]{32}")
+_ANSWERS = re.compile(r"(batch_[0-9a-f]{32})\.answers")
 _PARTIAL, _HIDDEN = ".part", ".file-"
 
 
@@ -46,14 +49,43 @@ def check_folder(path: Path) -> None:
         raise UsageError(problem, hint=f"chmod 700 {path}")
 
 
+class Shelf(Generic[_R]):
+    """Records of one kind: nobody who asks for those of an owner sees, or waits for, others."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[str, dict[str, _R]] = {}
+
+    def add(self, record: _R) -> None:
+        self._by_owner.setdefault(record.owner, {})[record.id] = record
+
+    def forget(self, record: _R) -> None:
+        own = self._by_owner.get(record.owner, {})
+        own.pop(record.id, None)
+        if not own:
+            self._by_owner.pop(record.owner, None)
+
+    def get(self, owner: str, name: str) -> _R | None:
+        return self._by_owner.get(owner, {}).get(name)
+
+    def of(self, owner: str) -> list[_R]:
+        return list(self._by_owner.get(owner, {}).values())
+
+    def all(self) -> list[_R]:
+        return [record for own in self._by_owner.values() for record in own.values()]
+
+
 class Folder:
-    """Files and batches by their ids; one gateway at a time has it."""
+    """Files and batches; one gateway at a time has it.
+
+    Its shelves are changed on the event loop alone; what writes to the disk may run in a thread.
+    """
 
     def __init__(self, path: Path) -> None:
         check_folder(path)
         self._path = path
-        self.files: dict[str, StoredFile] = {}
-        self.batches: dict[str, Batch] = {}
+        self.files = Shelf[StoredFile]()
+        self.batches = Shelf[Batch]()
+        self._saving = threading.Lock()
         self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,20 +99,32 @@ class Folder:
         os.close(self._lock)
 
     def file(self, owner: str, name: str) -> StoredFile:
-        found = self.files.get(name)
-        if found is None or found.owner != owner:
+        found = self.files.get(owner, name)
+        if found is None:
             raise ApiError(404, f"there is no file {name[:80]!r}", code="not_found")
         return found
 
     def batch(self, owner: str, name: str) -> Batch:
-        found = self.batches.get(name)
-        if found is None or found.owner != owner:
+        found = self.batches.get(owner, name)
+        if found is None:
             raise ApiError(404, f"there is no batch {name[:80]!r}", code="not_found")
         return found
 
+    def add(self, record: StoredFile | Batch) -> None:
+        if isinstance(record, Batch):
+            self.batches.add(record)
+        else:
+            self.files.add(record)
+
+    def forget(self, record: StoredFile | Batch) -> None:
+        if isinstance(record, Batch):
+            self.batches.forget(record)
+        else:
+            self.files.forget(record)
+
     def used(self, owner: str) -> int:
         """Return how many bytes the files of a key have."""
-        return sum(file.bytes for file in self.files.values() if file.owner == owner)
+        return sum(file.bytes for file in self.files.of(owner))
 
     def data(self, file: StoredFile) -> Path:
         return self._of(file.owner) / file.id
@@ -101,8 +145,7 @@ class Folder:
         return name, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
     def drop_partial(self, owner: str, name: str) -> None:
-        with suppress(FileNotFoundError):
-            (self._of(owner) / (name + _PARTIAL)).unlink()
+        (self._of(owner) / (name + _PARTIAL)).unlink(missing_ok=True)
 
     def end_file(self, file: StoredFile, content: BinaryIO) -> None:
         """Keep a file whose content is written."""
@@ -110,32 +153,34 @@ class Folder:
         os.fsync(content.fileno())
         partial = self.data(file).with_name(file.id + _PARTIAL)
         partial.replace(self.data(file))
-        self.save(file)
+        try:
+            self.save(file)
+        except OSError:
+            self.data(file).unlink()
+            raise
 
     def save(self, record: StoredFile | Batch) -> None:
         path = self._of(record.owner) / f"{record.id}.json"
         partial = path.with_name(f"{new_id(path.name + '.')}{_PARTIAL}")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(json.dumps(asdict(record)).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        kept: dict[str, Any] = self.files if isinstance(record, StoredFile) else self.batches
-        kept[record.id] = record
+        # The last who writes has read the record last.
+        try:
+            with self._saving:
+                with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                    file.write(json.dumps(asdict(record)).encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+        except OSError:
+            # It is tried again for a day.
+            partial.unlink(missing_ok=True)
+            raise
 
     def delete(self, record: StoredFile | Batch) -> None:
         """Delete a file, or a batch, whose results are files of their own."""
         folder = self._of(record.owner)
-        names = [f"{record.id}.json"]
-        if isinstance(record, StoredFile):
-            self.files.pop(record.id, None)
-            names.append(record.id)
-        else:
-            self.batches.pop(record.id, None)
-            names.append(f"{record.id}.answers")
-        for name in names:
-            with suppress(FileNotFoundError):
-                (folder / name).unlink()
+        content = self.answers(record) if isinstance(record, Batch) else self.data(record)
+        for path in (folder / f"{record.id}.json", content):
+            path.unlink(missing_ok=True)
 
     def _of(self, owner: str) -> Path:
         folder = self._path / owner
@@ -153,9 +198,13 @@ class Folder:
             if _RECORD.fullmatch(path.name):
                 self._load_record(folder.name, path)
         known = {path.stem for path in paths if path.suffix == ".json"}
-        known |= {name for b in self.batches.values() if b.is_unfinished for name in b.result_ids}
+        batches = self.batches.of(folder.name)
+        known |= {name for b in batches if b.is_unfinished for name in b.result_ids}
         for path in paths:
-            is_lost = _DATA.fullmatch(path.name) and path.name not in known
+            is_lost = bool(_DATA.fullmatch(path.name)) and path.name not in known
+            if match := _ANSWERS.fullmatch(path.name):
+                batch = self.batches.get(folder.name, match[1])
+                is_lost = match[1] not in known if batch is None else not batch.is_unfinished
             # What an interrupted upload has left, or a batch that was to have its results.
             if is_lost or path.name.endswith(_PARTIAL) or path.name.startswith(_HIDDEN):
                 path.unlink()
@@ -169,7 +218,5 @@ class Folder:
             return
         if (record.owner, f"{record.id}.json") != (owner, path.name):
             log.warning("%s is of another key or has another name, and is left out", path)
-        elif isinstance(record, Batch):
-            self.batches[record.id] = record
         else:
-            self.files[record.id] = record
+            self.add(record)

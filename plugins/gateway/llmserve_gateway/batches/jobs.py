@@ -23,6 +23,10 @@ class Line:
     """How often its model was not back yet, after it had died."""
     delays: int = 0
     """How often it took too long."""
+    is_charged: bool = False
+    """Whether it counts against the limits of its key already."""
+    faults: int = 0
+    """How often the gateway itself failed."""
 
 
 class Job:
@@ -34,6 +38,8 @@ class Job:
         self.changed = asyncio.Event()
         self.in_flight: set[asyncio.Task[None]] = set()
         self.is_stopped = False
+        self.lacks_key = False
+        """Whether its key has been withdrawn, so that nothing of it may be asked."""
         self.suspects: deque[Line] = deque()
         """Lines whose model has died: each is asked again alone."""
         self._left: dict[str, deque[Line]] = {}
@@ -64,7 +70,7 @@ class Job:
         if line.deaths:
             self.suspects.append(line)
         else:
-            self._left[line.request.model].appendleft(line)
+            self._left.setdefault(line.request.model, deque()).appendleft(line)
 
     def has_suspect(self, now: float) -> bool:
         """Return whether one may be asked now."""
@@ -80,6 +86,10 @@ class Job:
     def next(self, now: float) -> Line | None:
         """Return the next line that may be asked now."""
         for model, lines in self._left.items():
-            if lines and now >= self._not_before.get(model, 0.0):
-                return lines.popleft()
+            if now >= self._not_before.get(model, 0.0):
+                line = lines.popleft()
+                if not lines:
+                    # A file may name very many models, which are not all looked at each time.
+                    del self._left[model]
+                return line
         return None

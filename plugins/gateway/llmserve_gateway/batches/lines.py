@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from llmserve.client import answer_line
 from llmserve.contract.failures import FAILURES
@@ -24,9 +25,12 @@ log = logging.getLogger("llmserve.gateway")
 
 QUIET = 1.0
 """Seconds without other requests after which batches are alone; conversations have pauses."""
+LOAD_QUIET = 30.0
+"""Seconds after which a model is loaded for a batch, and another may have to make place for it:
+conversations come back to theirs."""
 ADVANCE = 10.0
 """After so many seconds without an answer, a batch has one request beside any others."""
-_DEATHS, _DELAYS = 3, 2
+_DEATHS, _DELAYS, _FAULTS = 3, 2, 3
 """After so many a line is an error."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 _BUSY = (429, 502, 503)
@@ -36,11 +40,15 @@ _DIED = FAILURES["model_died"]
 class Lines:
     """Asks the application for the lines of jobs, beside all other requests."""
 
-    def __init__(self, gateway: Gateway, app: AsgiApp) -> None:
+    def __init__(
+        self, gateway: Gateway, app: AsgiApp, is_full: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self.changed = asyncio.Event()
         """Set when there may be more to do."""
         self._gateway = gateway
         self._app = app
+        self._is_full = is_full
+        """Whether a key may have no more answers."""
         self._jobs: list[Job] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: dict[Call, Job] = {}
@@ -92,27 +100,41 @@ class Lines:
         admission = self._gateway.admission
         if admission.draining or self._is_alone:
             return 0
-        now, since = asyncio.get_running_loop().time(), admission.idle_since
+        return self._width if self._is_quiet(QUIET) else self._kept()
+
+    def _is_quiet(self, seconds: float) -> bool:
+        """Return whether there were no other requests for so long."""
+        now, since = asyncio.get_running_loop().time(), self._gateway.admission.idle_since
         # Before the first request, it is 0.
-        is_quiet = since == 0.0 or (since is not None and now - since >= QUIET)
-        return self._width if is_quiet else self._kept()
+        return since == 0.0 or (since is not None and now - since >= seconds)
 
     def _kept(self) -> int:
         """Return how many requests of batches run beside others."""
+        loads, admission = self._gateway.loads, self._gateway.admission
+        if loads is not None and loads.first:
+            # Each would keep a model loaded, which may have to make place.
+            return 0
         is_late = asyncio.get_running_loop().time() - self._answered > ADVANCE
-        return max(self._beside, 1) if is_late else self._beside
+        # Who waits for slots gets theirs.
+        beside = 0 if admission.waiting else self._beside
+        return max(beside, 1) if is_late else beside
 
     def _make_room(self) -> None:
         """Leave all requests but those that may run beside others: the oldest get to their end."""
-        if left := list(self._calls)[self._kept() :]:
+        kept = [call for call in self._calls if not call.key.waits_for_model][: self._kept()]
+        left = [call for call in self._calls if call not in kept]
+        for call in kept:
+            # It may be just about to ask for its model.
+            call.key.may_load = False
+        if left:
             self._width = max(1, self._beside, len(self._calls) // 2)
-            for call in left:
-                call.leave()
+        for call in left:
+            call.leave()
 
     def _next(self) -> Line | None:
         """Return the next line; each job has its turn."""
         now = asyncio.get_running_loop().time()
-        jobs = [job for job in self._jobs if not job.is_stopped]
+        jobs = [job for job in self._jobs if not (job.is_stopped or job.lacks_key)]
         if suspects := [job for job in jobs if job.has_suspect(now)]:
             # It waits until the others have their answers, and no other begins.
             self._is_alone = not self._tasks
@@ -128,13 +150,20 @@ class Lines:
         """Ask for one line; it is put back if that is to be done again."""
         is_alone, model = self._is_alone, line.request.model
         try:
-            key = self._key(line.job.batch.owner)
+            key = self.key_of(line.job.batch.owner)
             if key is None:
-                self._again(line, _LONGEST_PAUSE)
+                line.job.lacks_key = True
+                line.job.put_back(line)
+            elif line.faults >= _FAULTS:
+                await self._refuse(line, "server_error", "the gateway failed: see its log")
+            elif self._is_full(line.job.batch.owner):
+                await self._refuse(line, "storage_full", "the key has too many files: delete some")
             elif line.deaths and not await self._is_ready(model):
                 # Others wait each time: it is asked for less often the longer it is away.
                 self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
                 line.waits += 1
+            elif not (self._is_quiet(LOAD_QUIET) or await self._is_loaded(model)):
+                self._again(line, _PAUSE)
             else:
                 await self._ask(line, key)
         except LLMServeError as error:
@@ -143,7 +172,8 @@ class Lines:
             self._again(line, _LONGEST_PAUSE)
         except Exception:
             log.exception("batch %s, line %s", line.job.batch.id, line.request.number)
-            self._again(line, _LONGEST_PAUSE)
+            line.faults += 1
+            self._again(line, _PAUSE)
         finally:
             self._is_alone = self._is_alone and not is_alone
             line.job.changed.set()
@@ -151,17 +181,19 @@ class Lines:
 
     async def _ask(self, line: Line, key: BatchKey) -> None:
         job, request = line.job, line.request
-        body = await in_thread(job.requests.body, request)
+        body = await in_thread(_body, line)
         if job.is_stopped or not (self._is_alone or len(self._calls) < self._room()):
             # Others have come, or it was told to stop, while the body was read.
             job.put_back(line)
             return
-        call = Call(self._app, request.endpoint, json.dumps(body).encode(), key)
+        key.is_charged, key.may_load = line.is_charged, self._is_quiet(LOAD_QUIET)
+        call = Call(self._app, request.endpoint, body, key)
         self._calls[call] = job
         try:
             answer = await call.answer()
         finally:
             del self._calls[call]
+            line.is_charged = key.is_charged
         if answer is None:
             job.put_back(line)
         elif await self._may_be_answered_later(line, answer):
@@ -170,15 +202,22 @@ class Lines:
         else:
             self._width = min(self._most, self._width + 1)
             self._answered = asyncio.get_running_loop().time()
+            is_answered = answer.status == 200
             content = answer_line(
                 request.custom_id,
                 status=answer.status,
                 request_id=answer.headers.get("x-request-id", ""),
-                body=answer.body,
-                error=None if answer.status == 200 else answer.error,
+                body=None if is_answered else answer.body,
+                error=None if is_answered else answer.error,
             )
-            async with job.writing:
-                await in_thread(job.answers.append, content)
+            await self._write(line, content, answer.content if is_answered else None)
+
+    async def _refuse(self, line: Line, code: str, why: str) -> None:
+        await self._write(line, answer_line(line.request.custom_id, error=(code, why)))
+
+    async def _write(self, line: Line, content: dict[str, Any], body: bytes | None = None) -> None:
+        async with line.job.writing:
+            await in_thread(line.job.answers.append, content, body)
 
     async def _may_be_answered_later(self, line: Line, answer: Answer) -> bool:
         if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
@@ -196,7 +235,7 @@ class Lines:
         line.job.hold(line.request.model, now + seconds)
         line.job.put_back(line)
 
-    def _key(self, owner: str) -> BatchKey | None:
+    def key_of(self, owner: str) -> BatchKey | None:
         """Return the key of a batch as it is now, None if it has been withdrawn."""
         keys = self._gateway.keys
         if keys is None:
@@ -208,9 +247,26 @@ class Lines:
         state = await self._gateway.catalog.state()
         return bool(state["models"].get(model, {}).get("ready"))
 
+    async def _is_loaded(self, model: str) -> bool:
+        """Return whether a model needs not be loaded, perhaps since there is none of this name."""
+        if self._gateway.loads is None:
+            return True
+        reports = await self._gateway.catalog.supervised()
+        return all(report["name"] != model or report.get("loaded", True) for report in reports)
+
     async def _is_loading(self, model: str) -> bool:
         """Return whether a model that is not there may come: nothing is there, or it is known."""
-        catalog = self._gateway.catalog
+        catalog, named = self._gateway.catalog, self._gateway.settings.models
+        if named and model not in named:
+            return False  # `serve` has it, and this gateway will never offer it.
         if any(report["name"] == model for report in await catalog.supervised()):
             return True
         return not (await catalog.state())["models"]
+
+
+def _body(line: Line) -> bytes:
+    """Return what to send; it is not larger than what was uploaded, which has a limit."""
+    body = line.job.requests.body(line.request)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    # As in a request of a client, it may have half of a pair.
+    return text.encode(errors="surrogatepass")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.message import Message
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ _MAX_HEAD = 8 << 10
 _MAX_PARTS = 32
 _MAX_BOUNDARY = 70
 """As RFC 2046 has it."""
+_MAX_TYPE = 1 << 10
+"""Of the header with the boundary: reading its parameters takes the square of its length."""
 
 
 class Part(NamedTuple):
@@ -26,7 +29,9 @@ class Form:
     """Reads a form; ``content_type`` is the header of the request."""
 
     def __init__(self, content_type: str) -> None:
-        boundary = _parameter(content_type, "boundary")
+        boundary = ""
+        if len(content_type) <= _MAX_TYPE:
+            boundary = _parameter(content_type, "boundary")
         if not boundary or len(boundary) > _MAX_BOUNDARY or not boundary.isascii():
             raise bad_request("the body must be a form: multipart/form-data with a boundary")
         self._delimiter = b"\r\n--" + boundary.encode()
@@ -117,12 +122,23 @@ def _part(head: bytes) -> Part:
 def _filename(disposition: str) -> str | None:
     message = Message()
     message["content-disposition"] = disposition
-    return message.get_filename()
+    with _readable():
+        return message.get_filename()
 
 
 def _parameter(header: str, name: str) -> str:
     """Return a parameter of a header, with what quotes and encodings of it mean."""
     message = Message()
     message["x"] = header
-    value = message.get_param(name, "", header="x")
-    return value[2] if isinstance(value, tuple) else str(value)
+    with _readable():
+        value = message.get_param(name, "", header="x")
+        return value[2] if isinstance(value, tuple) else str(value)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Refuse what the standard library's reader has an error of its own for."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        raise bad_request("a header of the form has parameters that cannot be read") from None

@@ -73,6 +73,8 @@ class Batch:
     errors: list[dict[str, Any]] = field(default_factory=list)
     has_output: bool = False
     has_errors: bool = False
+    has_expired: bool = False
+    """Whether its time was over before all was answered; some lines may have an error for it."""
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -87,7 +89,8 @@ class Batch:
 
     def become(self, status: str, now: float) -> None:
         self.status = status
-        self.moments[status] = int(now)
+        # A thread may be writing the ones before.
+        self.moments = {**self.moments, status: int(now)}
 
     def as_json(self) -> dict[str, Any]:
         moments = {**self.moments, "expires": self.expires_at}

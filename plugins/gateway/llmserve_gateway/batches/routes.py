@@ -20,14 +20,18 @@ from llmserve_gateway.batches.records import (
     read_window,
 )
 from llmserve_gateway.batches.runner import Runner
-from llmserve_gateway.batches.threads import in_thread
-from llmserve_gateway.batches.uploads import UPLOAD_SECONDS, read_upload
+from llmserve_gateway.batches.uploads import (
+    UPLOAD_SECONDS,
+    read_upload,
+    room_left,
+    storage_error,
+)
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.connections import note_upload
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import Fields
 from llmserve_gateway.keys import Key
-from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.openai_answers import json_response
 
 MAX_UNFINISHED = 20
 """Batches of one key."""
@@ -59,9 +63,9 @@ class BatchRoutes:
 
     async def files(self, request: Request, key: Key | None) -> Response:
         if request.method == "POST":
-            return _json((await self._upload(request, _owner(key))).as_json())
+            return json_response((await self._upload(request, _owner(key))).as_json())
         purpose = request.query_params.get("purpose")
-        files = [file for file in self.folder.files.values() if file.owner == _owner(key)]
+        files = self.folder.files.of(_owner(key))
         wanted = [file for file in files if purpose in (None, file.purpose)]
         return _page(request.query_params, wanted, _FILES)
 
@@ -78,13 +82,14 @@ class BatchRoutes:
 
     async def file(self, request: Request, key: Key | None) -> Response:
         file = self.folder.file(_owner(key), request.path_params["id"])
-        if request.method == "GET":
-            return _json(file.as_json())
+        if request.method != "DELETE":
+            # A route of GET answers HEAD too.
+            return json_response(file.as_json())
         if self.runner.is_read(file):
             what = "a batch that is not finished reads this file: cancel it first"
             raise ApiError(400, what, code="file_in_use")
-        await in_thread(self.folder.delete, file)
-        return _json({"id": file.id, "object": "file", "deleted": True})
+        await self.runner.delete(file)
+        return json_response({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, request: Request, key: Key | None) -> Response:
         file = self.folder.file(_owner(key), request.path_params["id"])
@@ -94,25 +99,33 @@ class BatchRoutes:
         )
 
     async def batches(self, request: Request, key: Key | None) -> Response:
-        folder, owner = self.folder, _owner(key)
-        found = [batch for batch in folder.batches.values() if batch.owner == owner]
-        if request.method == "GET":
-            for batch in found:
-                self.runner.count(batch)
-            return _page(request.query_params, found, _BATCHES)
-        batch = self._new_batch(await read_json(request.receive, request.headers), owner)
-        if sum(batch.is_unfinished for batch in found) >= MAX_UNFINISHED:
+        runner, owner = self.runner, _owner(key)
+        if request.method == "POST":
+            content = await read_json(request.receive, request.headers)
+            return json_response((await self._begin(content, owner)).as_json())
+        found = self.folder.batches.of(owner)
+        for batch in found:
+            runner.count(batch)
+        return _page(request.query_params, found, _BATCHES)
+
+    async def _begin(self, content: Mapping[str, Any], owner: str) -> Batch:
+        batch = self._new_batch(content, owner)
+        if sum(batch.is_unfinished for batch in self.folder.batches.of(owner)) >= MAX_UNFINISHED:
             what = f"{MAX_UNFINISHED} batches of this key are not finished: wait for one of them"
             headers = {"x-should-retry": "false"}
             raise ApiError(429, what, code="too_many_batches", headers=headers)
-        await in_thread(folder.save, batch)
-        self.runner.begin(batch)
-        return _json(batch.as_json())
+        # Its results will be files of the key too.
+        room_left(self.folder, owner)
+        try:
+            await self.runner.add(batch)
+        except OSError as error:
+            raise storage_error(error) from None
+        return batch
 
     async def batch(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
         self.runner.count(batch)
-        return _json(batch.as_json())
+        return json_response(batch.as_json())
 
     async def cancel(self, request: Request, key: Key | None) -> Response:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
@@ -199,7 +212,7 @@ def _page(
         if not 1 <= size <= sizes[1]:
             raise bad_request(f"limit must be 1 to {sizes[1]}", "limit")
     page = ordered[:size]
-    return _json(
+    return json_response(
         {
             "object": "list",
             "data": [entry.as_json() for entry in page],
@@ -208,7 +221,3 @@ def _page(
             "has_more": len(ordered) > size,
         }
     )
-
-
-def _json(content: Any) -> Response:
-    return Response(dump(content), media_type="application/json")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
 from llmserve.errors import LLMServeError
+from llmserve_gateway.batches import uploads
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job
 from llmserve_gateway.batches.lines import Lines
@@ -28,9 +29,13 @@ MAX_REQUESTS = 50_000
 """The requests of a batch."""
 _OPEN, _OPEN_OF_ONE = 8, 2
 """How many batches are in memory: of all keys together, and of one."""
+_KEPT = 1000
+"""How many batches of one key are remembered that are over; their results are files."""
 _PERIOD, _FILES_PERIOD = 0.25, 5.0
 _PAUSE = 30.0
 """Until a batch is tried again whose files cannot be read or written."""
+_GRACE = 86400.0
+"""For so many seconds after its time it is tried again: it has answers that were paid for."""
 
 
 class Runner:
@@ -43,12 +48,14 @@ class Runner:
         self._lines: Lines | None = None
         self._jobs: dict[str, Job] = {}
         self._stops: dict[str, asyncio.Event] = {}
+        self._open: list[Batch] = []
+        """Those that have a place in memory."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Answer all batches until this is cancelled."""
-        self._lines = lines = Lines(self._gateway, self._app)
-        for batch in sorted(self.folder.batches.values(), key=lambda batch: batch.created_at):
+        self._lines = lines = Lines(self._gateway, self._app, self._is_full)
+        for batch in sorted(self.folder.batches.all(), key=lambda batch: batch.created_at):
             if batch.is_unfinished:
                 self.begin(batch)
         watching = asyncio.ensure_future(self._drop_expired_files())
@@ -65,6 +72,25 @@ class Runner:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def add(self, batch: Batch) -> None:
+        """Begin a new batch; it counts, and needs its file, while it is being saved too."""
+        self.folder.add(batch)
+        try:
+            await in_thread(self.folder.save, batch)
+        except OSError:
+            self.folder.forget(batch)
+            raise
+        self.begin(batch)
+        batches = self.folder.batches.of(batch.owner)
+        # One that still has its event is being saved.
+        over = [b for b in batches if not b.is_unfinished and b.id not in self._stops]
+        for old in sorted(over, key=lambda b: b.created_at)[:-_KEPT]:
+            await self._drop(old)
+
+    async def delete(self, record: StoredFile | Batch) -> None:
+        self.folder.forget(record)
+        await in_thread(self.folder.delete, record)
+
     def begin(self, batch: Batch) -> None:
         """Begin a batch, or continue one."""
         self._stops[batch.id] = asyncio.Event()
@@ -73,12 +99,14 @@ class Runner:
         task = asyncio.ensure_future(self._run(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._stops.pop(batch.id, None))
 
     async def cancel(self, batch: Batch) -> None:
         if batch.status in ("validating", "in_progress"):
             batch.become("cancelling", time.time())
+            if (stop := self._stops.get(batch.id)) is not None:
+                stop.set()
             await in_thread(self.folder.save, batch)
-            self._stops[batch.id].set()
 
     def count(self, batch: Batch) -> None:
         """Bring the numbers of a batch up to date."""
@@ -87,31 +115,51 @@ class Runner:
 
     def is_read(self, file: StoredFile) -> bool:
         """Return whether a batch still reads a file."""
-        batches = self.folder.batches.values()
+        batches = self.folder.batches.of(file.owner)
         return any(b.input_file_id == file.id and b.is_unfinished for b in batches)
 
+    def _is_full(self, owner: str) -> bool:
+        """Return whether the files of a key, with the answers that it has so far, are too many."""
+        jobs = [job for job in self._jobs.values() if job.batch.owner == owner]
+        held = sum(job.answers.path.stat().st_size for job in jobs)
+        return self.folder.used(owner) + held > uploads.MAX_STORED
+
     async def _run(self, batch: Batch) -> None:
-        await self._wait_for_place(batch)
         while batch.is_unfinished:
+            await self._wait_for_place(batch)
+            # Nothing is waited for between these two, or others would see the same place.
+            self._open.append(batch)
+            pause = 0.0
             try:
                 await self._answer(batch)
             except BatchFileError as error:
                 await self._fail(batch, f"{error.what}: {error.hint}", error.line)
-            except (LLMServeError, ApiError, OSError) as error:
-                log.error("batch %s: %s", batch.id, error)
-                if time.time() >= batch.expires_at:
+            except Exception as error:
+                is_known = isinstance(error, (LLMServeError, ApiError, OSError))
+                log.error("batch %s: %s", batch.id, error, exc_info=not is_known)
+                pause = _PAUSE
+                if batch.is_unfinished and time.time() >= batch.expires_at + _GRACE:
                     await self._fail(batch, "the gateway cannot use its files: see its log")
-                else:
-                    await asyncio.sleep(_PAUSE)
+            finally:
+                self._open.remove(batch)
+            if batch.is_unfinished:
+                await asyncio.sleep(pause)
 
     async def _wait_for_place(self, batch: Batch) -> None:
-        """Wait until there is room in memory, or the batch is over before."""
+        """Wait until there is room in memory."""
         stop = self._stops[batch.id]
-        while not stop.is_set() and time.time() < batch.expires_at:
-            owners = [job.batch.owner for job in self._jobs.values()]
-            if len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE:
-                return
-            await any_of(stop, seconds=_PERIOD)
+        while not self._has_place(batch, is_over=stop.is_set() or time.time() >= batch.expires_at):
+            # A batch that is to end looks again a while later: its event stays set.
+            await (asyncio.sleep(_PERIOD) if stop.is_set() else any_of(stop, seconds=_PERIOD))
+
+    def _has_place(self, batch: Batch, *, is_over: bool) -> bool:
+        if is_over:
+            # It needs its place for moments only: it waits for none that is being answered.
+            return len(self._open) < 2 * _OPEN
+        owners = [other.owner for other in self._open]
+        is_free = len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
+        # That of a key that was withdrawn would keep its place for nothing.
+        return is_free and self._lines is not None and self._lines.key_of(batch.owner) is not None
 
     async def _answer(self, batch: Batch) -> None:
         assert self._lines is not None  # noqa: S101
@@ -128,68 +176,80 @@ class Runner:
             answers = await in_thread(stack.enter_context, opening)
             self._jobs[batch.id] = job = Job(batch, requests, answers)
             job.count()
-            if batch.status == "validating":
-                await self._become(batch, "in_progress")
-            self._lines.add(job)
             try:
-                await self._wait_for(job)
+                if batch.status == "validating":
+                    await self._become(batch, "in_progress")
+                self._lines.add(job)
+                is_over = await self._wait_for(job)
             finally:
                 await self._lines.remove(job)
                 del self._jobs[batch.id]
-            await self._finish(job)
+            if is_over:
+                await self._finish(job)
 
-    async def _wait_for(self, job: Job) -> None:
-        """Wait until a batch is done, is to be cancelled, or has no time left."""
+    async def _wait_for(self, job: Job) -> bool:
+        """Wait until a batch is done, is to be cancelled, or has no time left: not without key."""
         stop = self._stops[job.batch.id]
         while not (job.is_done or stop.is_set()):
             left = job.batch.expires_at - time.time()
             if left <= 0:
-                return
+                break
+            if job.lacks_key:
+                return False
             job.changed.clear()
             await any_of(stop, job.changed, seconds=left)
+        return True
 
     async def _finish(self, job: Job) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
         batch = job.batch
-        final = "cancelled" if batch.status == "cancelling" else "completed"
+        if not job.is_done and batch.status != "cancelling":
+            batch.has_expired = True
+            await in_thread(self.folder.save, batch)
+        final = "expired" if batch.has_expired else "completed"
+        if batch.status == "cancelling":
+            final = "cancelled"
         if not job.is_done:
-            final = "cancelled" if batch.status == "cancelling" else "expired"
             why = "was cancelled" if final == "cancelled" else "had no time left"
             error = (f"batch_{final}", f"the batch {why} before this request was answered")
             await in_thread(_append_all, job, error)
         elif batch.status == "in_progress":
             await self._become(batch, "finalizing")
         job.count()
-        batch.has_output, batch.has_errors = await in_thread(self._save_results, job)
-        await self._become(batch, final)
-        with suppress(FileNotFoundError):
-            self.folder.answers(batch).unlink()
+        saved = await in_thread(self._save_results, job)
+        for file in saved:
+            self.folder.add(file)
+        batch.has_output, batch.has_errors = (
+            any(file.id == name for file in saved) for name in batch.result_ids
+        )
+        await self._end(batch, final)
 
-    def _save_results(self, job: Job) -> tuple[bool, bool]:
-        """Return whether there are any answers, and whether there are any errors."""
+    def _save_results(self, job: Job) -> list[StoredFile]:
+        """Return the files of the answers and of the errors, as far as there are any."""
         batch, now = job.batch, int(time.time())
         expiry = None if batch.keep_seconds is None else now + batch.keep_seconds
-
-        def save(name: str, path: Any, *, failed: bool) -> bool:
-            if not job.answers.save(path, failed=failed):
-                return False
-            filename = f"{batch.id}_{'error' if failed else 'output'}.jsonl"
-            size = path.stat().st_size
-            self.folder.save(
-                StoredFile(name, batch.owner, filename, size, "batch_output", now, expiry)
-            )
-            return True
-
-        output, errors = self.folder.results(batch)
-        return (
-            save(batch.output_id, output, failed=False),
-            save(batch.error_id, errors, failed=True),
-        )
+        saved = []
+        for path, kind in zip(self.folder.results(batch), ("output", "error"), strict=True):
+            if job.answers.save(path, failed=kind == "error"):
+                name, size = f"{batch.id}_{kind}.jsonl", path.stat().st_size
+                saved.append(
+                    StoredFile(path.name, batch.owner, name, size, "batch_output", now, expiry)
+                )
+                self.folder.save(saved[-1])
+        return saved
 
     async def _fail(self, batch: Batch, message: str, line: int | None = None) -> None:
         found = {"code": "invalid_request", "line": line, "message": message, "param": None}
         batch.errors = [found]
-        await self._become(batch, "failed")
+        try:
+            await self._end(batch, "failed")
+        except OSError as error:
+            # The next start finds it as it was before.
+            log.error("batch %s: %s", batch.id, error)
+
+    async def _end(self, batch: Batch, status: str) -> None:
+        await self._become(batch, status)
+        await in_thread(self.folder.answers(batch).unlink, missing_ok=True)
 
     async def _become(self, batch: Batch, status: str) -> None:
         batch.become(status, time.time())
@@ -198,14 +258,17 @@ class Runner:
     async def _drop_expired_files(self) -> None:
         while True:
             now = time.time()
-            for file in [*self.folder.files.values()]:
+            for file in self.folder.files.all():
                 is_over = file.expires_at is not None and file.expires_at <= now
                 if is_over and not self.is_read(file):
-                    try:
-                        await in_thread(self.folder.delete, file)
-                    except OSError as error:
-                        log.error("%s cannot be deleted: %s", file.id, error)
+                    await self._drop(file)
             await asyncio.sleep(_FILES_PERIOD)
+
+    async def _drop(self, record: StoredFile | Batch) -> None:
+        try:
+            await self.delete(record)
+        except OSError as error:
+            log.error("%s cannot be deleted: %s", record.id, error)
 
 
 async def any_of(*events: asyncio.Event, seconds: float | None) -> None:

@@ -13,13 +13,21 @@ from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.multipart import Form, Part
 from llmserve_gateway.batches.records import StoredFile, read_expiry
 from llmserve_gateway.batches.threads import in_thread
-from llmserve_gateway.bodies import ClientDisconnected, Receive, discard
+from llmserve_gateway.bodies import (
+    ClientDisconnected,
+    Receive,
+    check_length,
+    discard,
+    refuse,
+)
 from llmserve_gateway.errors import ApiError, bad_request
 
 MAX_BYTES = 200 << 20
 """The size of a file."""
 MAX_STORED = 4 << 30
 """The size of all files of a key."""
+MAX_FILES = 10_000
+"""Of a key."""
 UPLOAD_SECONDS = 600.0
 _OVERHEAD = 64 << 10
 _MAX_FIELD = 1 << 10
@@ -33,13 +41,13 @@ async def read_upload(
 ) -> StoredFile:
     """Read a form with a file and its purpose, and keep the file."""
     form = Form(headers.get("content-type", ""))
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_BYTES + _OVERHEAD:
-        if "expect" not in headers:
-            await discard(receive)
-        raise _too_large()
-    name, content = await in_thread(folder.begin_file, owner)
-    upload = _Upload(form, content, MAX_STORED - folder.used(owner))
+    await check_length(receive, headers, MAX_BYTES + _OVERHEAD, _too_large())
+    try:
+        left = room_left(folder, owner)
+        name, content = await in_thread(folder.begin_file, owner)
+    except (ApiError, OSError) as error:
+        await refuse(receive, headers, storage_error(error))
+    upload = _Upload(form, content, left)
     try:
         try:
             await asyncio.wait_for(upload.read(receive), UPLOAD_SECONDS)
@@ -50,15 +58,27 @@ async def read_upload(
         form.end()
         file = upload.described(name, owner)
         await in_thread(folder.end_file, file, content)
+        folder.add(file)
         return file
     except asyncio.TimeoutError:
         raise ApiError(408, f"the file did not arrive within {UPLOAD_SECONDS:g} s") from None
     except OSError as error:
-        raise _storage_error(error) from None
+        raise storage_error(error) from None
     finally:
         with suppress(OSError):
             content.close()
         await in_thread(folder.drop_partial, owner, name)
+
+
+def room_left(folder: Folder, owner: str) -> int:
+    """Return how many bytes a key may have more; refuse one that may have no other file."""
+    if len(folder.files.of(owner)) >= MAX_FILES:
+        what = f"this key has {MAX_FILES} files: delete some"
+        raise ApiError(413, what, code="storage_full")
+    left = MAX_STORED - folder.used(owner)
+    if left <= 0:
+        raise _full()
+    return left
 
 
 class _Upload:
@@ -132,9 +152,13 @@ class _Upload:
         if self._size > MAX_BYTES:
             raise _too_large()
         if self._size > self._left:
-            what = f"the files of this key would be over {MAX_STORED >> 30} GB: delete some"
-            raise ApiError(413, what, code="storage_full")
+            raise _full()
         self._buffer += data
+
+
+def _full() -> ApiError:
+    what = f"the files of this key would be over {MAX_STORED >> 30} GB: delete some"
+    return ApiError(413, what, code="storage_full")
 
 
 def _too_large() -> ApiError:
@@ -142,7 +166,10 @@ def _too_large() -> ApiError:
     return ApiError(413, what, code="request_too_large")
 
 
-def _storage_error(error: OSError) -> ApiError:
+def storage_error(error: ApiError | OSError) -> ApiError:
+    """Return what to say when a file or a batch cannot be kept."""
+    if isinstance(error, ApiError):
+        return error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ApiError(507, "the disk of the gateway is full", code="storage_full")
-    return ApiError(500, f"the gateway cannot keep the file: {error.strerror}")
+    return ApiError(500, f"the gateway cannot keep it: {error.strerror}")

@@ -142,7 +142,7 @@ def test_a_pass_that_fails_does_not_break_the_next(converted: Path, tmp_path: Pa
         def set_tensor(self, *_: object) -> None:
             pass
 
-        def infer(self) -> None:
+        def infer(self, *, share_outputs: bool) -> None:
             raise RuntimeError("Check failed")
 
     runner._request = Broken()

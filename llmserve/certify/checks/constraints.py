@@ -1,0 +1,98 @@
+"""Whether an answer has what a request demands, and not what it forbids."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Refusal
+from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}, "number": {"enum": [1, 2, 3]}},
+    "required": ["sure", "number"],
+    "additionalProperties": False,
+}
+_CHOICE = ["alpha", "omega"]
+
+
+def _bad_words(exam: Examination) -> None:
+    exam.offer("bad_words", ["\u00a7\u00a7"])
+    tried = 0
+    for prompt in exam.prompts[:4]:
+        text = exam.alone(exam.greedy(prompt)).text
+        words = [word for word in text.split(" ")[1:-1] if word.isalpha() and len(word) > 1]
+        if not words:
+            continue
+        tried += 1
+        ask = exam.greedy(prompt, bad_words=[words[0]])
+        answer = exam.ask(ask)
+        if re.search(rf"(?<!\w){re.escape(words[0])}(?!\w)", answer.text):
+            problem = f"bad_words={[words[0]]!r} is accepted, and the word is in the answer"
+            raise Broken(problem, expected="another word", got=answer.text, ask=ask)
+    if not tried:
+        raise Undecided("no answer has a word to forbid")
+
+
+def _constrained(exam: Examination) -> None:
+    """Constrained answers in whatever way the server offers them."""
+    offered = 0
+    for name, value, fits in (
+        ("json_schema", _SCHEMA, _fits_schema),
+        ("choice", _CHOICE, lambda text: text.strip() in _CHOICE),
+        ("regex", "[0-9]{3}-[a-f]{2}", lambda text: bool(re.fullmatch("[0-9]{3}-[a-f]{2}", text))),
+    ):
+        if not exam.takes(name):
+            continue
+        for prompt in exam.prompts[:2]:
+            ask = exam.greedy(prompt, 48, **{name: value})
+            try:
+                answer = exam.try_ask(ask)
+            except Refusal as error:
+                exam.note(f"{name} is refused: {error.words[:80]}")
+                break
+            offered += 1
+            if answer.finish_reason == "length" and answer.output_tokens == 48:
+                # White space between the parts of JSON can fill any length.
+                exam.note(f"with {name}, an answer does not end within 48 tokens")
+            elif not fits(answer.text):
+                words = f"{name} is accepted, and the answer does not meet it"
+                raise Broken(words, expected=value, got=answer.text, ask=ask)
+    if not offered:
+        raise NotOffered("no kind of constraint is offered")
+
+
+def _fits_schema(text: str) -> bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"sure", "number"}
+        and isinstance(value["sure"], bool)
+        and value["number"] in (1, 2, 3)
+    )
+
+
+CHECKS = (
+    Check(
+        name="bad-words",
+        severity="minor",
+        promise="a bad word is not in the answer",
+        meaning="words that a user forbids are in the answer",
+        run=_bad_words,
+        quick=False,
+    ),
+    Check(
+        name="constrained",
+        severity="major",
+        promise="a constrained answer meets its constraint",
+        meaning="programs that read answers as data fail",
+        run=_constrained,
+        quick=False,
+    ),
+)

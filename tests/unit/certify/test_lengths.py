@@ -1,0 +1,34 @@
+"""What is proof that an answer goes on where it would end."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmserve.certify import Ask, Broken, Examination, Reply
+from llmserve.certify.checks import CHECKS
+from llmserve.certify.outcome import Undecided
+from tests.scripted import Scripted
+
+WORDS = [f" word{number}" for number in range(20)]
+
+
+class Ignoring(Scripted):
+    """Ends its answer after twenty tokens, whatever it is asked, and counts them or does not."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__(lambda prompt, asked: "")
+        self.counts = counts
+
+    def ask(self, ask: Ask) -> Reply:
+        taken = WORDS[: ask.options["max_tokens"]]
+        count = len(taken) if self.counts else None
+        return Reply("".join(taken), output_tokens=count)
+
+
+@pytest.mark.parametrize(("counts", "outcome"), [(True, Broken), (False, Undecided)])
+@pytest.mark.parametrize("check", ["ignore-eos", "min-tokens"])
+def test_an_option_that_is_ignored_has_no_effect_by_a_limit(
+    check: str, counts: bool, outcome: type[Exception]
+) -> None:
+    with pytest.raises(outcome):
+        next(c for c in CHECKS if c.name == check).run(Examination(Ignoring(counts)))

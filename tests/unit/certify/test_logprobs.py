@@ -1,0 +1,58 @@
+"""What is proof that log-probabilities are not the model's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from llmserve.certify import Ask, Broken, Examination, Reply
+from llmserve.certify.checks import CHECKS
+from llmserve.certify.reference import greedy, walk
+from llmserve.client.results import Logprob
+from tests.scripted import Scripted
+from tests.toy_server import ToyModel
+
+
+class Exact(Scripted):
+    """Answers as the model does, but for the first log-probability or its likeliest tokens."""
+
+    def __init__(self, first: float | None = None, tops: tuple[float, ...] = ()) -> None:
+        super().__init__(lambda prompt, asked: "")
+        self.first, self.tops = first, tops
+
+    def ask(self, ask: Ask) -> Reply:
+        model = ToyModel()
+        ids = model.encode(ask.prompt)
+        answer, _ = greedy(model, ids, ask.options["max_tokens"])
+        text = model.decode(ids, answer)
+        values = walk(model, ids, text).logprobs
+        found = [Logprob(-1, "x", value) for value in values]
+        if found and self.first is not None:
+            found[0] = replace(found[0], logprob=self.first)
+        if found and self.tops:
+            found[0] = replace(found[0], top=tuple(Logprob(-1, "x", top) for top in self.tops))
+        return Reply(text, logprobs=tuple(found))
+
+
+def run(endpoint: Exact) -> None:
+    exam = Examination(endpoint, ToyModel(), "float32")
+    next(check for check in CHECKS if check.name == "log-probabilities").run(exam)
+
+
+@pytest.mark.parametrize("first", [math.nan, -math.inf, 0.5])
+def test_a_log_probability_that_is_no_number_is_not_the_models(first: float) -> None:
+    with pytest.raises(Broken, match="the log-probability of token 1"):
+        run(Exact(first))
+
+
+@pytest.mark.parametrize("tops", [(math.nan,), (-1.0, math.nan), (-2.0, -1.0)])
+def test_the_likeliest_tokens_have_an_order(tops: tuple[float, ...]) -> None:
+    with pytest.raises(Broken, match="not in order"):
+        run(Exact(tops=tops))
+
+
+@pytest.mark.parametrize("tops", [(), (-1.0, -math.inf)])
+def test_the_models_own_are_right(tops: tuple[float, ...]) -> None:
+    run(Exact(tops=tops))

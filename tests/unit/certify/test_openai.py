@@ -1,0 +1,40 @@
+"""What is shown of requests to a server with OpenAI's API."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from llmserve.certify import Ask
+from llmserve.certify.openai import OpenAIEndpoint
+
+
+def lines(endpoint: OpenAIEndpoint) -> list[str]:
+    return [
+        endpoint.curl(Ask("it's")),
+        endpoint.values_curl(["it's"]),
+        endpoint.hostile_curl(endpoint.hostile()[0]),
+    ]
+
+
+def test_a_shell_puts_the_users_key_into_every_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endpoint = OpenAIEndpoint("http://h:1/v1", "m")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert not [line for line in lines(endpoint) if "authorization" in line]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    for line in lines(endpoint):
+        assert ' -H "authorization: Bearer $OPENAI_API_KEY" ' in line
+        assert "sk-1" not in line
+        assert shlex.split(line)[-2] == "-d"
+
+
+@pytest.mark.parametrize("url", ["http://me:se@cret@h:1/v1", "me:secret@h:1", "HTTP://me@h:1/v1"])
+def test_a_password_in_the_address_is_shown_nowhere(url: str) -> None:
+    endpoint = OpenAIEndpoint(url, "m")
+    assert endpoint.url == "http://h:1/v1"
+    for line in lines(endpoint):
+        assert "http://h:1/v1/" in line
+        assert "@" not in line
