@@ -24,7 +24,8 @@ from llmserve_gateway.batches import lines
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, new_key
-from tests import gateways
+
+from . import gateways
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
