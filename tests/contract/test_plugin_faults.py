@@ -31,7 +31,8 @@ from llmserve.repository import runtimes
 from llmserve.repository.check import check_repository
 from llmserve.repository.repository import Repository
 from llmserve.repository.runtimes import problem_with
-from tests.support import install, replace_text, run
+from llmserve.testing.command import run
+from tests.support import install, replace_text
 
 TEXT = "llmserve.runtime:TextFormatter"
 ACME = r"of plugin 'acme' \(hypothesis [\d.]+\)"

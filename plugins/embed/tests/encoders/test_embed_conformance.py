@@ -13,7 +13,7 @@ import pytest
 
 from llmserve.errors import RequestRejectedError, UsageError
 from llmserve.testing import LiveTriton, ValueConformance
-from tests.tiny_encoders import save_classifier, save_encoder, save_graph
+from llmserve.testing.tiny_encoders import save_classifier, save_encoder, save_graph
 
 
 @pytest.fixture(scope="module", autouse=True)

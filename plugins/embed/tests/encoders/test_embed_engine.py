@@ -29,11 +29,8 @@ from llmserve.builder.source import ModelSource
 from llmserve.errors import LLMServeError, OutputError
 from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve.runtime.answer.reading import encode
-from llmserve_embed import convert
-from llmserve_embed.compiled import MODEL, OpenVinoNetwork
-from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
-from tests.support import http_server, reply, run
-from tests.tiny_encoders import (
+from llmserve.testing.command import run
+from llmserve.testing.tiny_encoders import (
     CONTEXT,
     save_classifier,
     save_decoder,
@@ -41,6 +38,10 @@ from tests.tiny_encoders import (
     save_graph,
     write,
 )
+from llmserve.testing.web import http_server, reply
+from llmserve_embed import convert
+from llmserve_embed.compiled import MODEL, OpenVinoNetwork
+from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
