@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +110,30 @@ def save_decoder(folder: Path) -> Path:
     return folder
 
 
+_GRAPHS: dict[tuple[str, bool], dict[str, bytes]] = {}
+"""The files of each model's graph, by the hash of its weights: an export takes seconds."""
+
+
 def save_graph(model: Path, *, external: bool = False) -> None:
     """Add a model's graph in ONNX's form to its folder, as many models bring it."""
+    (model / "onnx").mkdir()
+    key = sha256((model / "model.safetensors").read_bytes()).hexdigest(), external
+    if key not in _GRAPHS:
+        _export(model, model / "onnx" / "model.onnx", external=external)
+        _GRAPHS[key] = {file.name: file.read_bytes() for file in (model / "onnx").iterdir()}
+    for name, content in _GRAPHS[key].items():
+        (model / "onnx" / name).write_bytes(content)
+
+
+def _export(model: Path, file: Path, *, external: bool) -> None:
     names = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"]
     labels = names[0].endswith("ForSequenceClassification")
     loader = AutoModelForSequenceClassification if labels else AutoModel
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     example = tuple(torch.ones(2, 3, dtype=torch.int64) for _ in inputs)
     shapes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in inputs)
-    (model / "onnx").mkdir()
     torch.onnx.export(
-        loader.from_pretrained(model).eval(), example, model / "onnx" / "model.onnx",
+        loader.from_pretrained(model).eval(), example, file,
         input_names=inputs, output_names=["logits" if labels else "last_hidden_state"],
         dynamic_shapes=shapes, verbose=False, external_data=external,
     )  # fmt: skip

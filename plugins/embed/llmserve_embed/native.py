@@ -78,10 +78,12 @@ def declare(config: ModelConfig, session: Any, *, pools: bool) -> dict[str, Any]
     if fixed := [t.name for t in inputs.values() if _is_fixed(t.shape)]:
         raise ValueError(f"it reads {fixed[0]} of one shape only")
     output = _states(session) if pools else _logits(session)
+    # Triton adds the rows of a batch itself.
+    rows = [] if config.max_batch_size else [-1]
     for tensor in inputs.values():
-        config.input.add(name=tensor.name, data_type=_type(tensor)[0], dims=[-1])
+        config.input.add(name=tensor.name, data_type=_type(tensor)[0], dims=[*rows, -1])
     sizes = [size if isinstance(size, int) else -1 for size in output.shape[1:]]
-    config.output.add(name=output.name, data_type=_type(output)[0], dims=sizes)
+    config.output.add(name=output.name, data_type=_type(output)[0], dims=[*rows, *sizes])
     kinds = {tensor.name: _type(tensor)[1] for tensor in inputs.values()}
     return {"inputs": kinds, "output": output.name}
 

@@ -71,6 +71,19 @@ def test_the_graph_is_a_model_beside_the_one_that_answers(encoder: Path, tmp_pat
     assert not check_repository(repository, quick=True)
 
 
+def test_without_a_batch_dimension_the_graph_has_one_of_its_own(
+    encoder: Path, tmp_path: Path
+) -> None:
+    build(encoder, tmp_path, max_batch_size=0)
+    config = read_config(tmp_path / "repository" / "m_graph")
+    assert {(each.name, tuple(each.dims)) for each in (*config.input, *config.output)} == {
+        ("input_ids", (-1, -1)),
+        ("attention_mask", (-1, -1)),
+        ("token_type_ids", (-1, -1)),
+        ("last_hidden_state", (-1, -1, 32)),
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -130,7 +143,7 @@ def test_the_output_that_is_named_logits_goes_before_others() -> None:
 
     from llmserve_embed.native import declare
 
-    config = ModelConfig()
+    config = ModelConfig(max_batch_size=8)
     session = SimpleNamespace(
         get_inputs=lambda: [IDS, tensor("attention_mask", "int32", None, None)],
         get_outputs=lambda: [POOLED, STATES, LOGITS],
