@@ -69,6 +69,7 @@ def _seconds(group: str) -> int:
 _OPENVINO = "plugins/openvino/tests/openvino_engine"
 _SAME_MODELS = {
     "tests/live/test_server_private.py": "plugins/iterative/tests",
+    "tests/live/test_guide_sequences.py": "plugins/gpt2/tests",
     "tests/live/test_shared_streams.py": "plugins/iterative/tests",
     "tests/reliability/test_requests.py": "plugins/iterative/tests",
     "plugins/deploy/tests/test_deploy_live.py": "plugins/iterative/tests",
@@ -99,6 +100,7 @@ _LONG = {
     "tests/live/test_server_surroundings.py": 37,
     "plugins/bench/tests/measuring/test_commands.py": 31,
     "tests/live/test_readme.py": 25,
+    "tests/live/test_guides.py": 25,
     "tests/live/test_third_party.py": 25,
     "tests/reliability/test_replicas.py": 22,
     "tests/live/test_server_endings.py": 22,
@@ -107,9 +109,7 @@ _LONG = {
     "plugins/iterative/tests/iterative_engine/test_arrivals.py": 15,
 }
 """Seconds on two cores; only their order counts."""
-_EVERY_RECIPE = (
-    "plugins/gateway/tests/gateway_live/test_gateway_models_live.py::test_a_recipe_answers["
-)
+_EVERY_RECIPE = "tests/live/test_every_recipe.py::test_a_recipe_answers["
 
 
 def _group(nodeid: str) -> str:

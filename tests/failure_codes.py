@@ -1,4 +1,4 @@
-"""Where our sources raise failures, and where they look into the words of an error."""
+"""Our sources, and where they look into the words of an error."""
 
 from __future__ import annotations
 
@@ -7,24 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_RAISES = {"RequestError", "Failure"}
 
 
 def sources() -> list[Path]:
     paths = [path for top in ("llmserve", "cli", "plugins") for path in (ROOT / top).rglob("*.py")]
     return [path for path in sorted(paths) if "tests" not in path.relative_to(ROOT).parts]
-
-
-def raised_codes() -> set[str]:
-    """Return the codes that the runtime and our plugins raise."""
-    codes = {"invalid_request", "model_failed"}
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                values = [word.value for word in node.keywords if word.arg == "code"]
-                if node.func.id in _RAISES:
-                    codes |= {str(v.value) for v in values if isinstance(v, ast.Constant)}
-    return codes
 
 
 def searches(code: str) -> Iterator[int]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 
-from tests.support import LLMSERVE
+from llmserve.testing.command import LLMSERVE
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[>=])|\x08")
 _WAITS = "\x1b[?2004h"

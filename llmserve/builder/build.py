@@ -169,7 +169,7 @@ def _prepare(
     """Prepare the model, after the models that it consists of, if it is an ensemble."""
     if assemble := plan.generator.assemble:
         return _prepare_ensemble(plan, context, inputs, packages, assemble)
-    return [_prepare_fused(plan, context, packages)]
+    return _prepare_fused(plan, context, packages)
 
 
 def _with_recipes(error: ModelKindError, registry: Registry) -> ModelKindError:
@@ -184,12 +184,16 @@ def _with_recipes(error: ModelKindError, registry: Registry) -> ModelKindError:
     return ModelKindError(error.problem, error.architectures, hint=error.hint or hint)
 
 
-def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Draft:
-    """Prepare a model that runs all components itself."""
+def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> list[Draft]:
+    """Prepare a model that runs all components itself, after those that it calls."""
     context.config.backend = "python"
     context.write_entry()
     components = {role: plan.prepare(role, context) for role in PARTS}
-    return _draft(plan, context, components, packages)
+    parts = context.parts
+    drafts = [_draft(plan, part, {}, {}, part_of=context.name) for part in parts.values()]
+    backends = {part.config.backend for part in parts.values()}
+    whole = _draft(plan, context, components, packages, parts=[*parts], backends=backends)
+    return [*drafts, whole]
 
 
 def _prepare_ensemble(
@@ -210,6 +214,8 @@ def _prepare_ensemble(
     with plan.errors_of("generator", "assemble"):
         assemble(assembly)
     parts = assembly.parts.values()
+    if any(each.parts for each in (context, *(part.context for part in parts))):
+        raise PluginError("a model was added to a part instead of the assembly")
     prepared = {}
     for role in PARTS:
         components = [part.components[role] for part in parts if role in part.components]

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,8 @@ from llmserve.builder.source_files import (
     check_links,
     config_files,
 )
-from llmserve.errors import ModelSourceError, OptionError
+from llmserve.errors import ModelSourceError, OptionError, PluginError
+from llmserve.names import check_model_name
 from llmserve.plugins.options import Value
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class BuildContext:
     container: Container | None = None
     scratch: Path | None = None
     """Where the build keeps what it deletes when it ends."""
+    parts: dict[str, BuildContext] = field(default_factory=dict, init=False)
+    """The models that :meth:`add_part` has added."""
 
     @cached_property
     def source(self) -> ModelSource:
@@ -113,6 +116,23 @@ class BuildContext:
         # All models of a build share the source, which is located only once.
         sibling.__dict__["source"] = self.source
         return sibling
+
+    def add_part(self, suffix: str, *, backend: str = "", platform: str = "") -> BuildContext:
+        """Start another model, ``NAME_suffix``, which this one calls, and which loads before it.
+
+        The caller configures it, and puts files into its ``folder``. A generator with ``assemble``
+        adds models to its assembly instead.
+        """
+        from llmserve.repository.config import new_config
+
+        name = check_model_name(f"{self.name}_{suffix}")
+        if name in self.parts:
+            raise PluginError(f"two models of one build are called {name!r}")
+        config = new_config(name, backend=backend, max_batch_size=self.config.max_batch_size)
+        config.platform = platform
+        part = self.parts[name] = self.sibling(name, config)
+        part.folder.mkdir(parents=True)
+        return part
 
     def streams(self) -> None:
         """Make the model decoupled, so that it sends answers in pieces; clients then use gRPC

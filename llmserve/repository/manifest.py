@@ -42,7 +42,7 @@ class Manifest:
     trust_remote_code: bool
     llmserve: str
     part_of: str = ""
-    """The ensemble that this model is a part of, if any."""
+    """The model that this one is a part of, if any."""
     parts: Sequence[str] = ()
     """The other models of the repository that this one needs."""
     image: str | None = ""

@@ -82,8 +82,13 @@ class Model:
         return tuple(self.manifest.parts) if self.manifest else ()
 
     @property
+    def is_ensemble(self) -> bool:
+        """Whether its parts run all of it: it has no process and no class of its own."""
+        return bool(self.parts) and (self.config is None or self.config.platform == "ensemble")
+
+    @property
     def part_of(self) -> str:
-        """The ensemble that this model is a part of, if any."""
+        """The model that this one is a part of, if any."""
         return self.manifest.part_of if self.manifest else ""
 
     def missing(self) -> list[str]:

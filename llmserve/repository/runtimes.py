@@ -65,7 +65,7 @@ def check_models(
     classes = [
         (model.name, runtime)
         for model in models
-        if model.manifest
+        if model.manifest and not model.is_ensemble
         for runtime in classes_of(model.manifest, registry, model.folder if imports else None)
     ]
     problems = check_classes(runtime for _, runtime in classes)
@@ -82,8 +82,8 @@ def classes_of(
 
     With the model's folder, they know enough to try their imports.
     """
-    if manifest.parts or (manifest.part_of and "stage" not in manifest.components):
-        # An ensemble runs no class itself, and some of its parts run in other backends.
+    if manifest.part_of and "stage" not in manifest.components:
+        # It runs in another backend.
         return []
     classes = []
     staged = "stage" in manifest.components

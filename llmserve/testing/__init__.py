@@ -33,6 +33,7 @@ import pytest
 from llmserve.demo import demo_model_path
 from llmserve.repository.check import check_repository
 from llmserve.repository.config import read as read_config
+from llmserve.testing.command import run
 from llmserve.testing.conformance import ConstrainedConformance, RecipeConformance
 from llmserve.testing.fake import (
     ByteTokenizer,
@@ -40,6 +41,7 @@ from llmserve.testing.fake import (
     FakeRequest,
     FakeResponse,
     FakeTensor,
+    generation,
     make_parts,
 )
 from llmserve.testing.frontends import FrontendConformance
@@ -61,8 +63,10 @@ __all__ = [
     "ValueConformance",
     "check_repository",
     "demo_model_path",
+    "generation",
     "make_parts",
     "read_config",
+    "run",
     "triton",
 ]
 

@@ -19,6 +19,8 @@ from llmserve.contract.options import ALIASES, OPTIONS
 from llmserve.contract.tasks import TOKENS
 from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, Tensor
 from llmserve.plugins import roles
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.params import Params
 from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
 
@@ -362,3 +364,19 @@ def make_parts(
         answers=answers,
         outputs={tensor.name: tensor for tensor in outputs},
     )
+
+
+def generation(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    eos: frozenset[int] = frozenset(),
+    decode: Callable[[Sequence[int]], str] | None = None,
+    requested: bool = False,
+    **params: Any,
+) -> Generation:
+    """Return a generation; ``requested`` means that its request itself names the length."""
+    if requested:
+        params["max_tokens"] = max_tokens
+    decode = decode or ByteTokenizer().decode
+    return Generation(prompt, Params(**params), max_tokens=max_tokens, eos_ids=eos, decode=decode)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.build import build
@@ -151,3 +152,22 @@ class LiveTriton:
 
         with grpc.insecure_channel(self.server.grpc_url) as channel:
             yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def completion_order(triton: LiveTriton, model: str, *, long: int, short: int) -> list[str]:
+    """Request a long answer and, once it streams, a short one; return which finishes first."""
+    order: list[str] = []
+    started = Event()
+
+    def ask(name: str, tokens: int) -> None:
+        options = {"max_tokens": tokens, "ignore_eos": True}
+        for _ in triton.client.stream(model, "Programming in C++ is like", **options):
+            started.set()
+        order.append(name)
+
+    with ThreadPoolExecutor(1) as pool:
+        long_answer = pool.submit(ask, "long", long)
+        assert started.wait(60)
+        ask("short", short)
+        long_answer.result()
+    return order

@@ -112,9 +112,6 @@ class ScriptedTriton:
             process.wait()
 
 
-# ruff: noqa: ARG002 - the methods have the signatures of gRPC
-
-
 class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self, script: ScriptedTriton) -> None:
         self.script = script

@@ -1,11 +1,12 @@
 """Embeddings through Triton against the library that most people compute them with, in turns.
 
-    python -m tests.bench.embeddings [--rounds 3] [--texts 1000] [--gateway]
+    python -m tests.bench.embeddings [--rounds 3] [--texts 1000] [--gateway] [--vllm]
 
 A real encoder (`make real-model`) embeds texts of random lengths. What is measured against is
 `encode()` of sentence-transformers in a process of its own, with sorted batches and no server, at
 the better of two batch sizes; without that package, the same done with transformers. Ratios are of
-one round each, so that drift of the machine affects both sides alike.
+one round each, so that drift of the machine affects both sides alike. `--vllm` measures vLLM's own
+server too, in the environment of `make test-vllm`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from llmserve_bench.targets import Target
 from tests.real.model import real_encoder
 
 from .gateway import cell, gateway
+from .peers import MODEL, vllm
 
 MOST = 256
 SIZES = (32, 64)
@@ -110,9 +112,8 @@ def served_rate(target: Target, load: tuple[int, int], texts: Path, count: int) 
     """Return texts per second through the server; one text at a time is measured with fewer."""
     each, clients = load
     requests = max(4, (count if each > 1 or clients > 1 else count // 5) // each)
-    wanted = Load(
-        concurrency=clients, requests=requests, warmup=clients, options={"truncate": True}
-    )
+    cut = {"truncate_prompt_tokens": MOST} if target.model == MODEL else {"truncate": True}
+    wanted = Load(concurrency=clients, requests=requests, warmup=clients, options=cut)
     run = bench(target, wanted, Plan(Prompts(dataset=texts), texts=each)).runs[0]
     if len(run.good) != requests:
         raise RuntimeError(next(r.message for r in run.records if r.error) or "it failed")
@@ -179,11 +180,17 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--gateway", action="store_true", help="also through the gateway")
+    parser.add_argument("--vllm", action="store_true", help="also vLLM's own server")
     args = parser.parse_args()
     folder, console = real_encoder(), Console(stderr=True)
     texts = make_texts(folder, args.texts)
     reference, encode = encoder(folder)
-    with tempfile.TemporaryDirectory() as home, LiveTriton.start(Path(home) / "models") as live:
+    peer = vllm(folder, "float32", "--runner", "pooling") if args.vllm else nullcontext("")
+    with (
+        tempfile.TemporaryDirectory() as home,
+        LiveTriton.start(Path(home) / "models") as live,
+        peer as peer_address,
+    ):
         file = Path(home) / "texts.json"
         file.write_text(json.dumps(texts), encoding="utf-8")
         targets = build(live, folder, args.only)
@@ -192,6 +199,8 @@ def main() -> None:
             if address:
                 through = replace(last, url=address, api="embeddings")
                 targets[f"{args.only[-1]}, gateway"] = through
+            if peer_address:
+                targets["vLLM"] = Target(MODEL, peer_address, api="embeddings")
             measured, best = measure(targets, encode, file, args.rounds, console)
             apart = differences(live, targets, texts, encode(texts, SIZES[0]))
     title = f"{reference} encodes {cell(best, 0)} texts/s; {args.rounds} rounds, median (range)"

@@ -99,7 +99,8 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @contextmanager
-def vllm(folder: Path) -> Iterator[str]:
+def vllm(folder: Path, dtype: str = "bfloat16", *more: str) -> Iterator[str]:
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     program, port = vllm_environment() / "bin" / "vllm", free_port()
     words = [
         str(program),
@@ -108,10 +109,11 @@ def vllm(folder: Path) -> Iterator[str]:
         "--served-model-name",
         MODEL,
         "--dtype",
-        "bfloat16",
+        dtype,
         # By default, it takes nearly all of a machine's memory.
         "--gpu-memory-utilization",
         "0.25",
+        *more,
     ]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     log = ENVIRONMENTS / "vllm.log"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import llmserve
-from tests.support import one_layer
+from llmserve.testing.one_layer import one_layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')

@@ -20,8 +20,9 @@ from llmserve import packages
 from llmserve.plugins.api import API
 from llmserve.repository.check import check_repository
 from llmserve.scaffold import ROLES, new_package
+from llmserve.testing.command import run
 from tests.authoring import PAGE, install_examples
-from tests.support import ROOT, files_of, replace_text, run, with_path
+from tests.support import ROOT, files_of, replace_text, with_path
 
 TEXT = PAGE.read_text(encoding="utf-8")
 

@@ -16,7 +16,8 @@ from llmserve.plugin import CheckedModel, hookimpl
 from llmserve.plugins.registry import Plugin, Registry, find_plugins
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
-from tests.support import describe, replace_text, run, with_path
+from llmserve.testing.command import run
+from tests.support import describe, replace_text, with_path
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ from llmserve.plugins.roles import Batching
 from llmserve.repository.dockerfile import groups, image_for
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
+from llmserve.testing.command import run
 from tests.live.servers import FREE_PORTS
-from tests.support import replace_text, run
+from tests.support import replace_text
 
 OWN = "example.com/engine:24.08"
 NEWER = "example.com/engine:26.03"

@@ -26,8 +26,9 @@ from llmserve.builder.plan import BuildSpec
 from llmserve.demo import demo_model_path
 from llmserve.errors import LLMServeError, ModelSourceError, OutputError
 from llmserve.names import model_name_from
+from llmserve.testing.command import run
+from llmserve.testing.web import http_server, reply
 from tests.gguf_files import CHAT_TEMPLATE, FAMILIES, make_model, write_model
-from tests.support import http_server, reply, run
 
 Q8_0, F16 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

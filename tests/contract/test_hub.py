@@ -16,7 +16,9 @@ import pytest
 import llmserve
 from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
-from tests.support import http_server, hub_cache, reply, run
+from llmserve.testing.command import run
+from llmserve.testing.web import http_server, reply
+from tests.support import hub_cache
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_thisIsNotARealToken"

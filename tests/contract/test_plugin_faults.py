@@ -17,12 +17,22 @@ from llmserve.builder import build as builder
 from llmserve.builder.build import build_spec
 from llmserve.builder.plan import BuildResult, BuildSpec
 from llmserve.errors import ModelSourceError, PluginError
-from llmserve.plugin import Batching, BuildContext, Formatter, Generator, Recipe, Tokenizer
+from llmserve.plugin import (
+    Assembly,
+    Batching,
+    BuildContext,
+    Formatter,
+    Generator,
+    Recipe,
+    Tokenizer,
+)
 from llmserve.plugins.registry import Entry, Plugin, Registry
 from llmserve.repository import runtimes
 from llmserve.repository.check import check_repository
+from llmserve.repository.repository import Repository
 from llmserve.repository.runtimes import problem_with
-from tests.support import install, replace_text, run
+from llmserve.testing.command import run
+from tests.support import install, replace_text
 
 TEXT = "llmserve.runtime:TextFormatter"
 ACME = r"of plugin 'acme' \(hypothesis [\d.]+\)"
@@ -318,3 +328,41 @@ def test_looking_for_a_module_does_not_import_it(tmp_path: Path) -> None:
         command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def with_part(*suffixes: str) -> Generator:
+    def prepare(context: BuildContext) -> Mapping[str, Any]:
+        for suffix in suffixes:
+            part = context.add_part(suffix, backend="onnxruntime")
+            (part.folder / "model.onnx").write_text("a graph")
+        return {}
+
+    return Generator(
+        name="lines", summary="", runtime="acme_lines:Lines", source=None, prepare=prepare
+    )
+
+
+def test_a_model_that_calls_another_is_checked_as_one_without(repo: Path) -> None:
+    result = build(repo, with_part("graph"), name="m")
+    assert (result.manifest.parts, result.manifest.backends) == (["m_graph"], ["onnxruntime"])
+    repository = Repository.open(repo)
+    assert repository.models["m_graph"].part_of == "m"
+    assert repository.with_parts(["m"]) == ("m_graph", "m")
+    assert (repo / "m" / "client.py").is_file()
+    assert not (repo / "m_graph" / "client.py").exists()
+    with pytest.raises(PluginError, match="NoFormat has no method format"):
+        build(repo, with_part("graph"), formatter("acme_code:NoFormat"), name="n")
+
+
+def test_a_model_is_not_added_twice_nor_to_a_part(repo: Path) -> None:
+    with pytest.raises(PluginError, match="two models of one build are called 'm_graph'"):
+        build(repo, with_part("graph", "graph"), name="m")
+
+    def assemble(assembly: Assembly) -> None:
+        assembly.context.add_part("graph")
+
+    generator = Generator(
+        name="lines", summary="", runtime="acme_lines:Lines", source=None, assemble=assemble
+    )
+    with pytest.raises(PluginError, match="added to a part instead of the assembly"):
+        build(repo, generator, name="m")

@@ -14,7 +14,8 @@ import pytest
 from llmserve import __version__
 from llmserve.errors import PluginError
 from llmserve.repository.wheels import fits_any_python, make_wheels, place, wheels_in
-from tests.support import describe, install, run, with_path
+from llmserve.testing.command import run
+from tests.support import describe, install, with_path
 
 LLMSERVE = f"llmserve-{__version__}-py3-none-any.whl"
 HF = f"llmserve_hf-{__version__}-py3-none-any.whl"

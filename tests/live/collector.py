@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support import reply
+from llmserve.testing.web import reply
 
 
 @dataclass(frozen=True)

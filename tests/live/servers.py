@@ -19,7 +19,7 @@ from typing import Any
 
 from llmserve.client import connect
 from llmserve.server import Server, ServerSettings
-from tests.support import LLMSERVE
+from llmserve.testing.command import LLMSERVE
 
 TIMEOUT = 90.0
 """Seconds. On an idle machine, two or three are enough."""

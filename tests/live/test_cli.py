@@ -20,10 +20,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 import llmserve
+from llmserve.testing.command import LLMSERVE, run
+from llmserve.testing.web import http_server
 from tests.contract.test_hub import COMMIT
 from tests.live.collector import Collector
 from tests.live.servers import PROMPT, Serving, eventually
-from tests.support import LLMSERVE, http_server, hub_cache, run
+from tests.support import hub_cache
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from llmserve.builder.store import Store
+from llmserve.testing.command import LLMSERVE, run
 from llmserve_cli.servers import find_servers
 from tests.contract.test_hub import COMMIT, Hub
 from tests.live.servers import eventually
-from tests.support import LLMSERVE, run
 from tests.terminal import CTRL_C, Terminal
 
 JAPAN = "What is the capital of Japan?"

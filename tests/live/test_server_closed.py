@@ -13,6 +13,8 @@ import pytest
 from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest
 from llmserve.server import Server, start
+from llmserve_deploy.description import describe
+from llmserve_deploy.targets import files_of
 from tests.intruder import (
     PREFIX,
     as_another_user,
@@ -90,5 +92,19 @@ def test_an_emitted_dockerfile_closes_the_same_and_loads_what_it_names(tmp_path:
     command = json.loads(text.partition("CMD ")[2].replace("\\\n", ""))
     (tmp_path / "run").mkdir()
     with running(command, folder, tmp_path / "run", before=link) as triton:
+        assert triton.models() == {"echo"}
+        assert triton.opened() == []
+
+
+def test_a_deployed_triton_is_closed_and_loads_only_the_chosen_models(tmp_path: Path) -> None:
+    """The command in the files, with this machine's paths and ports, attacked by another user."""
+    models = repository(tmp_path / "models", echo=ECHO, other=ECHO)
+    deployed = describe(models, baked=True, models=("echo",))
+    pod = files_of("kubernetes", deployed, tmp_path, dashboard=False)["base/deployment.yaml"]
+    spec = pod["spec"]["template"]["spec"]
+    containers = [*spec.get("initContainers", ()), *spec["containers"]]
+    (command,) = [c["args"] for c in containers if c["name"] == "triton"]
+    (tmp_path / "run").mkdir()
+    with running(command, models, tmp_path / "run") as triton:
         assert triton.models() == {"echo"}
         assert triton.opened() == []

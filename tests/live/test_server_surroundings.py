@@ -12,8 +12,9 @@ import pytest
 
 import llmserve
 from llmserve.server import start
+from llmserve.testing.command import LLMSERVE
 from tests.live.servers import ECHO, Serving, echo, repository, settings
-from tests.support import LLMSERVE, ROOT
+from tests.support import ROOT
 
 ODD = "a b;touch pwned;'\"$(touch pwned) é käse"
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, run, with_path
+from llmserve.testing.command import run
+from tests.support import ROOT, with_path
 
 ACME = ROOT / "tests" / "acme_words"
 

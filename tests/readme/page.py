@@ -16,7 +16,7 @@ from tests.bench.gateway import gateway
 from tests.real.model import real_model
 from tests.support import ROOT
 
-PICTURE = ROOT / "plugins" / "gateway" / "page.png"
+PICTURE = ROOT / "docs" / "plugins" / "page.png"
 MODEL = "smollm2-135m"
 CHATS = (
     ["Why is the sky blue? Answer in one sentence."],

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.server.run.guard import state_of
+from llmserve.testing.command import run
 from tests.live.servers import WORDS, Serving, eventually, repository
-from tests.support import run
 
 PROCESSES = ("stub", "triton", "guard", "gateway", "gateway_guard")
 """``guard`` is Triton's; the gateway has one of its own."""

@@ -25,8 +25,8 @@ from typing import Any
 import aiohttp
 
 from llmserve import build
+from llmserve.testing.command import run
 from tests.live.servers import Serving
-from tests.support import run
 
 MODELS = {"rescheduled": {}, "threaded": {"batching": "continuous"}}
 PROMPTS = [f"Number {number} of the list is" for number in range(24)]

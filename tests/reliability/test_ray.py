@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llmserve.testing.command import LLMSERVE
 from tests.live.servers import TIMEOUT, WORDS, eventually, figure, repository
-from tests.support import LLMSERVE
 
 pytestmark = [
     pytest.mark.ray,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.testing.command import run
 from tests.live.servers import TIMEOUT, WORDS, Serving, eventually, figure, leftovers, repository
-from tests.support import run
 
 CLIENTS = 8
 

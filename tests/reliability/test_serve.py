@@ -22,6 +22,7 @@ import pytest
 from llmserve.errors import ClientError
 from llmserve.server import health
 from llmserve.server.run.guard import state_of
+from llmserve.testing.command import run
 from tests.live.servers import (
     TIMEOUT,
     WORDS,
@@ -31,7 +32,6 @@ from tests.live.servers import (
     figure,
     repository,
 )
-from tests.support import run
 
 TOKEN = "hf_planted0123456789"
 MOUNT_NAMESPACE = ["unshare", "-Urm", "sh", "-c"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.testing.command import run
 from tests.live.servers import (
     CRASHES,
     DIES,
@@ -23,7 +24,6 @@ from tests.live.servers import (
     figure,
     repository,
 )
-from tests.support import run
 
 # Its process stops for three seconds while it loads, as it would if the machine stalled.
 STOPS_ONCE = WORDS.replace(

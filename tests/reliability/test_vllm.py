@@ -21,8 +21,8 @@ import pytest
 
 import llmserve
 from llmserve.errors import LLMServeError
+from llmserve.testing.command import run
 from tests.live.servers import PROMPT, TIMEOUT, Serving, eventually, figure
-from tests.support import run
 
 pytest.importorskip("vllm", reason="only `make test-vllm` installs vLLM")
 

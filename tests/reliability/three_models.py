@@ -23,8 +23,8 @@ import numpy as np
 
 from llmserve.errors import LLMServeError
 from llmserve.testing import LiveTriton
+from llmserve.testing.tiny_encoders import save_classifier
 from tests.real.model import converted_model, real_encoder
-from tests.tiny_encoders import save_classifier
 
 ALONE_SECONDS = 10.0
 WRITERS, EMBEDDERS, RANKERS = 4, 4, 2

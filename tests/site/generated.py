@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 import click
 
 from llmserve import errors
-from llmserve.builder.plan import known_options
+from llmserve.builder.plan import PARTS, known_options
 from llmserve.contract import tensors
 from llmserve.contract.tensors import Tensor
 from llmserve.plugins.api import MODULES
+from llmserve.plugins.options import Option
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.roles import Recipe
+from llmserve.plugins.roles import Component, Recipe
 from llmserve.runtime import metrics as model_metrics
 from llmserve_cli.group import cli
 from llmserve_cli.interrupts import EXIT_CODE
@@ -93,20 +95,35 @@ def plugin_options_page() -> str:
     registry = Registry.load()
     recipes = registry.all(Recipe)
     text = "# Options of plugins\n\nGiven to `llmserve build --plugin NAME` as `--set KEY=VALUE`.\n"
-    return text + "".join(_recipe(recipe, registry) for recipe in recipes)
+    text += "".join(_recipe(recipe, registry) for recipe in recipes)
+    return text + "".join(_part(role, part) for role, part in other_parts(registry))
+
+
+def other_parts(registry: Registry) -> Iterator[tuple[str, Component]]:
+    """Those with options that no recipe names: ``--batching NAME`` and so on choose them."""
+    for role, kind in PARTS.items():
+        named = {getattr(recipe, role) for recipe in registry.all(Recipe)}
+        parts = (part for part in registry.all(kind) if part.name not in named)
+        yield from ((role, part) for part in parts if part.options)
+
+
+def _part(role: str, part: Component) -> str:
+    chosen = f"It is chosen with `--{role} {part.name}`."
+    return f"\n## {part.name}\n\n{_escaped(part.summary)}. {chosen}\n\n" + _options(part.options)
+
+
+def _options(options: Iterable[Option]) -> str:
+    rows = [(f"`{o.name}`", f"`{_default(o.default)}`", _escaped(o.help)) for o in options]
+    return table(("option", "default", "use"), rows)
 
 
 def _recipe(recipe: Recipe, registry: Registry) -> str:
-    rows = [
-        (f"`{option.name}`", f"`{_default(option.default)}`", _escaped(option.help))
-        for option in known_options(recipe, registry)
-    ]
     parts = ", ".join(
         f"{role} `{getattr(recipe, role)}`"
         for role in ("tokenizer", "generator", "batching", "formatter")
     )
     head = f"\n## {recipe.name}\n\n{_escaped(recipe.summary)}. It combines {parts}.\n\n"
-    return head + table(("option", "default", "use"), rows)
+    return head + _options(known_options(recipe, registry))
 
 
 def _default(value: Any) -> str:
@@ -220,34 +237,54 @@ def exit_codes_page() -> str:
     )
 
 
-def python_page() -> str:
-    """Every public name of ``llmserve/api.txt``, with the first sentences of its docstring."""
+def python_names() -> Mapping[str, list[str]]:
+    """The lines of ``llmserve/api.txt`` by module."""
     modules: dict[str, list[str]] = {}
     for line in API_FILE.read_text(encoding="utf-8").splitlines()[1:]:
         module = max((m for m in MODULES if line.startswith(f"{m}.")), key=len)
         modules.setdefault(module, []).append(line)
-    sections = [
-        f"## {module}\n\n" + "\n".join(_public(module, line) for line in lines)
-        for module, lines in modules.items()
+    return modules
+
+
+def python_page() -> str:
+    rows = [
+        (f"[`{module}`](python/{module}.md)", _first_sentence(import_module(module)))
+        for module in python_names()
     ]
-    return "# Python\n\nWhat programs and plugins may use; the rest may change.\n\n" + "\n".join(
-        sections
+    return "# Python\n\nWhat programs and plugins may use; the rest may change.\n\n" + table(
+        ("module", "what it holds"), rows
     )
 
 
+def python_module_page(module: str) -> str:
+    """A page of which mkdocstrings makes signatures and docstrings, where a name is defined."""
+    parts = [_public(module, line) for line in python_names()[module]]
+    return f"# {module}\n\n{_first_sentence(import_module(module))}\n\n" + "\n".join(parts)
+
+
 def _public(module: str, line: str) -> str:
-    name = re.split(r"[^\w.]", line)[0]
-    found: Any = import_module(module)
-    for part in name.removeprefix(f"{module}.").split("."):
-        found = getattr(found, part, None)
-    of_type = found is None or isinstance(found, (str, int, float, tuple, Mapping))
-    text = "" if of_type else (inspect.getdoc(found) or "").split("\n\n")[0]
-    # A dataclass without words of its own has its signature there.
-    text = "" if text.startswith(name.rsplit(".", 1)[-1] + "(") else _escaped(text)
-    return f"    {line}\n\n{text}\n"
+    name = re.split(r"[^\w.]", line.removeprefix(f"{module}."))[0]
+    found = getattr(import_module(module), name)
+    home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
+    if home.startswith("llmserve") and (inspect.isclass(found) or inspect.isfunction(found)):
+        options = f"    options:\n      heading: {module}.{name}\n      toc_label: {name}\n"
+        return f"::: {home}.{defined}\n{options}"
+    return f"## {module}.{name}\n\n    {line}\n"
 
 
-PAGES = {
+def _first_sentence(found: object) -> str:
+    text = (inspect.getdoc(found) or "").split("\n\n")[0]
+    return _escaped(" ".join(text.split()).rstrip(":"))
+
+
+def as_markdown(docstring: str) -> str:
+    text = re.sub(r":(?:class|func|meth|mod|data|attr):`~?", "`", docstring)
+    text = re.sub(r"(?m)::$", ":", text)
+    # A session of Python is the rest of its paragraph.
+    return re.sub(r"(?ms)^>>> .*?(?=\n\n|\Z)", r"```pycon\n\g<0>\n```", text)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,
     "reference/plugin-options.md": plugin_options_page,
     "reference/tensors.md": tensors_page,
@@ -255,4 +292,5 @@ PAGES = {
     "reference/metrics.md": metrics_page,
     "reference/exit-codes.md": exit_codes_page,
     "reference/python.md": python_page,
+    **{f"reference/python/{m}.md": partial(python_module_page, m) for m in python_names()},
 }

@@ -6,23 +6,28 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from tests.site.pages import DOCS, all_pages, images, navigation, with_links
+from tests.site.pages import DOCS, all_pages, navigation, with_links
 
 
 def on_config(config: Any) -> Any:
-    # These two parts of the navigation are as long as there are plugins and sections of the guide.
+    # The parts that are empty are as long as there are sections of the guide, or modules.
     for section in config["nav"]:
-        for title, pages in section.items():
-            if pages == []:
-                section[title] = navigation()[title]
+        _fill(section)
     return config
+
+
+def _fill(section: Any) -> None:
+    for title, pages in section.items() if isinstance(section, dict) else ():
+        if pages == []:
+            section[title] = navigation()[title]
+        elif isinstance(pages, list):
+            for page in pages:
+                _fill(page)
 
 
 def on_files(files: Files, config: Any) -> Files:
     for path, text in all_pages().items():
         files.append(File.generated(config, path, content=text))
-    for path, source in images().items():
-        files.append(File.generated(config, path, abs_src_path=str(source)))
     return files
 
 

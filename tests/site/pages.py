@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.site import generated
 
@@ -20,7 +21,7 @@ MOVED = {
     "contributing.md": ROOT / "CONTRIBUTING.md",
 } | {
     f"plugins/{page.parent.name}.md": page
-    for page in sorted([*ROOT.glob("plugins/*/README.md"), *ROOT.glob("plugins/examples/*/RE*.md")])
+    for page in sorted(ROOT.glob("plugins/examples/**/README.md"))
 }
 _FENCE = re.compile(r"(?ms)^```.*?^```$")
 _HEADING = re.compile(r"(?m)^#{2,3} (.+)$")
@@ -65,19 +66,17 @@ def all_pages() -> Mapping[str, str]:
     return {**moved, **cut, **{path: make() for path, make in generated.PAGES.items()}}
 
 
-def navigation() -> Mapping[str, list[dict[str, str]]]:
-    plugins = [path for path in MOVED if path.startswith("plugins/")]
+def navigation() -> Mapping[str, list[Any]]:
+    examples = [path for path in MOVED if path.startswith("plugins/")]
     return {
-        "Write a plugin": [{title: path} for path, (title, _) in guide().items()],
-        "Plugins": [{Path(path).stem: path} for path in plugins],
-    }
-
-
-def images() -> Mapping[str, Path]:
-    """Pictures that pages elsewhere show, under the names that they have beside the page."""
-    return {
-        f"plugins/{source.parent.name}/{source.name}": source
-        for source in ROOT.glob("plugins/*/*.png")
+        "Write a plugin": [
+            *({title: path} for path, (title, _) in guide().items()),
+            {"Examples": [{Path(path).stem: path} for path in examples]},
+        ],
+        "Python": [
+            "reference/python.md",
+            *({Path(path).stem: path} for path in generated.PAGES if "/python/" in path),
+        ],
     }
 
 
@@ -110,9 +109,7 @@ def _page_of(target: str, source: Path) -> str | None:
     if path == GUIDE:
         return _in_guide(anchor)
     suffix = f"#{anchor}" if anchor else ""
-    pages = {file: page for page, file in MOVED.items()} | {
-        file: page for page, file in images().items()
-    }
+    pages = {file: page for page, file in MOVED.items()}
     if path in pages:
         return pages[path] + suffix
     if path.is_relative_to(DOCS) and (path.exists() or _is_generated(path)):

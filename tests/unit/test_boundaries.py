@@ -22,6 +22,7 @@ from llmserve.contract.tensors import Tensor
 from llmserve.plugins.api import MODULES
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Backend
+from tests.trees import nodes_of
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
@@ -31,10 +32,6 @@ PLUGINS = sorted(
     for pattern in ("*/llmserve_*", "examples/*/llmserve_*")
     for folder in (ROOT / "plugins").glob(pattern)
 )
-
-
-def nodes_of(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -116,6 +113,18 @@ def test_plugins_do_not_import_one_another() -> None:
             if path.name in EMITTED:
                 continue
             assert not others & {module.split(".")[0] for module in imports(path)}, path
+
+
+def test_tests_of_a_plugin_need_nothing_of_this_repository() -> None:
+    """They run in a copy of its folder; what others need too is in ``llmserve.testing``."""
+    paths = [path for path in (ROOT / "plugins").rglob("*.py") if "tests" in path.parts]
+    assert len(paths) > 60
+    for path in paths:
+        assert "tests" not in {module.split(".")[0] for module in imports(path)}, path
+    projects = [*(ROOT / "plugins").glob("*/pyproject.toml"), *(ROOT / "plugins").glob("*/*/py*ml")]
+    assert len(projects) > 14
+    for project in projects:
+        assert "-p llmserve.testing" in project.read_text(encoding="utf-8"), project
 
 
 @cache

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from llmserve.contract.options import OPTIONS
 from llmserve.plugins import hookspecs
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
-from tests.site.generated import all_commands
+from tests.site.generated import all_commands, as_markdown, other_parts
 from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_links
 
 CODE = [
@@ -40,6 +40,11 @@ def test_each_option_of_a_recipe_has_a_page() -> None:
     for recipe in registry.all(Recipe):
         section = page.split(f"\n## {recipe.name}\n")[1].split("\n## ")[0]
         assert all(f"| `{o.name}` |" in section for o in known_options(recipe, registry))
+    others = [part for _, part in other_parts(registry)]
+    assert "sequence-oldest" in {part.name for part in others}
+    for part in others:
+        section = page.split(f"\n## {part.name}\n")[1].split("\n## ")[0]
+        assert all(f"| `{option.name}` |" in section for option in part.options)
 
 
 def test_each_tensor_has_a_page() -> None:
@@ -65,6 +70,21 @@ def test_each_hook_has_a_page() -> None:
     hooks = [name for name in vars(hookspecs) if name.startswith("llmserve_")]
     assert len(hooks) > 8
     assert all(f"write/{hook}.md" in guide() for hook in hooks)
+
+
+def test_each_public_name_of_python_has_a_page() -> None:
+    listed = (ROOT / "llmserve" / "api.txt").read_text(encoding="utf-8").splitlines()[1:]
+    whole = "".join(text for uri, text in all_pages().items() if "/python/" in uri)
+    assert len(listed) > 300
+    names = [re.split(r"[^\w.]", line)[0] for line in listed]
+    found = {*re.findall(r"(?m)^(?:      heading: |## )(llmserve\S+)$", whole)}
+    assert found == {*names}
+
+
+def test_docstrings_are_read_as_markdown() -> None:
+    text = "Uses :class:`~a.B`::\n\n    x = 1\n\n>>> f(1)\n['', '!']\n\nDone."
+    fenced = "```pycon\n>>> f(1)\n['', '!']\n```"
+    assert as_markdown(text) == f"Uses `a.B`:\n\n    x = 1\n\n{fenced}\n\nDone."
 
 
 def test_the_guide_is_cut_without_loss() -> None:
@@ -121,20 +141,19 @@ def test_every_page_is_in_the_navigation(uri: str) -> None:
     assert re.search(rf"[ ]{re.escape(uri)}$", NAVIGATION, re.MULTILINE)
 
 
-def printed_commands() -> Iterator[tuple[str, list[str]]]:
-    """Each line of our pages that calls llmserve, in blocks of commands."""
-    for uri in ("index.md", *(p.relative_to(DOCS).as_posix() for p in DOCS.glob("[sg]*/*.md"))):
-        for line in (DOCS / uri).read_text(encoding="utf-8").splitlines():
-            if line.startswith("    llmserve "):
-                yield uri, shlex.split(line)
+READMES = [path for path in ROOT.glob("plugins/*/README.md") if path.parent.name != "examples"]
 
 
-def test_commands_of_our_pages_are_commands_with_such_options() -> None:
-    commands = {tuple(path.split()): command for path, command in all_commands()}
-    found = list(printed_commands())
-    assert len(found) > 12
-    for uri, words in found:
-        command = commands.get(tuple(words[:3])) or commands.get(tuple(words[:2]))
-        assert command is not None, (uri, words)
-        known = {name for parameter in command.params for name in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known, (uri, words)
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.name))
+def test_the_readme_of_a_package_is_short_and_leads_to_its_page(readme: Path) -> None:
+    """It is what an index for packages shows."""
+    text = readme.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 30
+    assert f"# llmserve-{readme.parent.name}\n" in text
+    assert re.search(r"(?m)^    pip install .*llmserve-\w+.*\n    llmserve ", text)
+    own = [target for target in links(text) if target.startswith("../../docs/")]
+    assert own
+    for target in own:
+        name, _, anchor = target.partition("#")
+        page = (readme.parent / name).read_text(encoding="utf-8")
+        assert not anchor or anchor in map(slug, re.findall(r"(?m)^#+ (.+)$", page)), target

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import reason
+from llmserve.repository.repository import Repository
 from llmserve.server.keep.detect import Detector
 from llmserve.server.keep.health import INTERVAL, SLOW, Monitor
 from llmserve.server.keep.kept import Kept, KeptModel
@@ -149,8 +150,11 @@ class _Seen:
         return self._kept.models[name].loads if name in self._kept.models else -1
 
     def has_processes(self, name: str) -> bool:
-        model = self._kept.models.get(name)
-        return model is not None and all(map(self._kept.stubs.of, model.parts or (name,)))
+        if (model := self._kept.models.get(name)) is None:
+            return False
+        built = Repository.open(self._kept.settings.repository).models.get(name)
+        own = () if built and built.is_ensemble else (name,)
+        return all(map(self._kept.stubs.of, (*model.parts, *own)))
 
 
 def _with_parts(kept: Kept, name: str) -> tuple[str, ...]:

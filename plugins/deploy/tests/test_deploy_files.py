@@ -426,18 +426,6 @@ def test_edited_files_are_not_overwritten_and_nothing_is_deleted(
     assert (out / "keys.json").exists()
 
 
-def test_the_waiting_times_of_the_readme_agree_with_theory() -> None:
-    readme = Path(__file__).parents[1] / "README.md"
-    match = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
-    assert match
-    names: dict[str, Any] = {}
-    exec(match[1], names)
-    waits = names["waits"]([1.0], 1, 0.5)
-    # A single slot, half used, and requests that all take a second: a mean wait of half a second.
-    assert sum(waits) / len(waits) == pytest.approx(0.5, rel=0.02)
-    assert waits == sorted(waits)
-
-
 if __name__ == "__main__":
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for target in TARGETS:

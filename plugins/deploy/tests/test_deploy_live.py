@@ -13,12 +13,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from llmserve.testing import LiveTriton
+from llmserve.testing.command import LLMSERVE, run
 from llmserve_deploy.dashboard import ALERTS, PANELS
 from llmserve_deploy.description import KEYS_FOLDER, Deployment, describe
 from llmserve_deploy.targets import files_of
-from tests.live.emitted import running
-from tests.live.servers import ECHO, repository
-from tests.support import LLMSERVE, run
 
 # The series that the endpoint picker of the Gateway API inference extension uses.
 PICKER = ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"]
@@ -114,17 +112,3 @@ def test_every_panel_alert_and_rule_names_an_existing_series(
             by = {label for group in re.findall(r"by \(([\w, ]+)\)", query)
                   for label in group.split(", ")}  # fmt: skip
             assert by <= live[series], query
-
-
-def test_what_changes_triton_is_closed_and_only_the_chosen_models_load(tmp_path: Path) -> None:
-    """The command in the files, with this machine's paths and ports, attacked by another user."""
-    models = repository(tmp_path / "models", echo=ECHO, other=ECHO)
-    deployed = describe(models, baked=True, models=("echo",))
-    pod = files_of("kubernetes", deployed, tmp_path, dashboard=False)["base/deployment.yaml"]
-    spec = pod["spec"]["template"]["spec"]
-    containers = [*spec.get("initContainers", ()), *spec["containers"]]
-    (command,) = [c["args"] for c in containers if c["name"] == "triton"]
-    (tmp_path / "run").mkdir()
-    with running(command, models, tmp_path / "run") as triton:
-        assert triton.models() == {"echo"}
-        assert triton.opened() == []

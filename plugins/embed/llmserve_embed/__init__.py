@@ -73,10 +73,18 @@ _OPENVINO = (
     ),
     Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
 )
+_ONNX = (
+    Option("file", "onnx/model.onnx", "The graph: a file of the model in ONNX's form."),
+    Option("device", "cpu", "Where the graph runs: cpu, cuda (the first GPU) or cuda:N."),
+    _BATCH_TOKENS,
+    _MAX_LENGTH,
+)
 # A model may have no other weights than a file that is named.
 _OPENVINO_WEIGHTS = ("*.safetensors", "*.onnx", "onnx/*.onnx", "*.xml", "openvino/*.xml")
+_ONNX_WEIGHTS = ("*.onnx", "onnx/*.onnx")
 _TORCH_PACKAGES = ("accelerate", "numpy", "torch", "transformers")
 _OPENVINO_PACKAGES = ("numpy", "openvino")
+_ONNX_PACKAGES = ("numpy", "onnxruntime")
 _CLIENT = "llmserve.client.value_script"
 # A request of 256 texts is one batch.
 _DEFAULTS = {"max_batch_size": 256}
@@ -107,6 +115,17 @@ def llmserve_register_generators() -> Sequence[Generator]:
             weights=_OPENVINO_WEIGHTS,
         ),
         Generator(
+            name="encoder-onnx",
+            summary="The same as a graph that the model brings, in Triton's backend for ONNX",
+            runtime="llmserve_embed.graph:GraphValues",
+            prepare=_prepare_encoder_of_graph,
+            options=(*_ONNX, _POOLING),
+            answers="vector",
+            architectures=ENCODER.suffixes,
+            requires=_ONNX_PACKAGES,
+            weights=_ONNX_WEIGHTS,
+        ),
+        Generator(
             name="classifier",
             summary="A transformer that computes logits of a text, or of a pair of texts",
             runtime="llmserve_embed.engine:TorchClassifier",
@@ -126,6 +145,17 @@ def llmserve_register_generators() -> Sequence[Generator]:
             architectures=CLASSIFIER.suffixes,
             requires=_OPENVINO_PACKAGES,
             weights=_OPENVINO_WEIGHTS,
+        ),
+        Generator(
+            name="classifier-onnx",
+            summary="The same as a graph that the model brings, in Triton's backend for ONNX",
+            runtime="llmserve_embed.graph:GraphValues",
+            prepare=_prepare_classifier_of_graph,
+            options=_ONNX,
+            answers="logits",
+            architectures=CLASSIFIER.suffixes,
+            requires=_ONNX_PACKAGES,
+            weights=_ONNX_WEIGHTS,
         ),
     ]
 
@@ -179,3 +209,15 @@ def _prepare_openvino_classifier(context: BuildContext) -> Mapping[str, Any]:
     from llmserve_embed.prepare import prepare_openvino
 
     return prepare_openvino(context, CLASSIFIER, pools=False)
+
+
+def _prepare_encoder_of_graph(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve_embed.prepare import prepare_graph
+
+    return prepare_graph(context, ENCODER, pools=True)
+
+
+def _prepare_classifier_of_graph(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve_embed.prepare import prepare_graph
+
+    return prepare_graph(context, CLASSIFIER, pools=False)

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.runtime import contract
+from llmserve_embed.inputs import INPUTS
 from llmserve_embed.library import openvino as ov
 
 LOG = logging.getLogger(__name__)
 MODEL = "openvino_model.xml"
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""What models read, in the order in which it is traced; some have no segments."""
 
 
 class OpenVinoNetwork:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import transformers
 
-from llmserve_embed.compiled import INPUTS, MODEL, compiled
+from llmserve_embed.compiled import MODEL, compiled
+from llmserve_embed.inputs import INPUTS
 from llmserve_embed.library import openvino as ov
 from llmserve_embed.network import reads_segments
 

@@ -21,13 +21,13 @@ from llmserve.plugin import (
     PluginError,
     check_kind,
     encoder_layout,
-    file_of,
     install_command,
     max_length,
     place_instances,
     place_model,
     read_object,
 )
+from llmserve_embed.files import brought
 
 _FOLDER = "openvino"
 # How the converter ends then, which is imported only in its own process.
@@ -40,6 +40,16 @@ _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": 
 def prepare_torch(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
     """Place a model that transformers loads."""
     return {**_common(context, kind, pools=pools), **place_model(context), "loader": kind.loader}
+
+
+def prepare_graph(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
+    """Place a graph that the model brings as a model of its own, which this one calls."""
+    from llmserve_embed.native import place_graph
+
+    settings = _common(context, kind, pools=pools)
+    place_instances(context.config, "cpu", 1)
+    graph = context.add_part("graph", backend="onnxruntime")
+    return {**settings, "graph": place_graph(graph, pools=pools)}
 
 
 def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
@@ -141,15 +151,7 @@ def _place(context: BuildContext, name: str, *, pools: bool) -> None:
         raise OptionError(
             f"the weights in {name} stay as they are", hint="leave out weight_format, or file"
         )
-    path = Path(name)
-    needed = f"{name}*data" if path.suffix == ".onnx" else str(path.with_suffix(".bin"))
-    file = file_of(context.source, name, beside=[needed])
-    if not file.is_file() or path.suffix not in (".onnx", ".xml"):
-        raise OptionError(
-            f"{context.source.asked} has no file {name} in ONNX's or OpenVINO's form",
-            hint="name one of its own, such as onnx/model.onnx, or leave out file",
-        )
-    beside = [each for each in file.parent.glob(Path(needed).name) if each.is_file()]
+    file, beside = brought(context, name, (".onnx", ".xml"))
     # Libraries refuse weights that are linked from elsewhere, as in the hub's cache.
     context.place([file, *beside], _FOLDER, copy=True)
     try:

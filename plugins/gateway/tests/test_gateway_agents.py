@@ -19,7 +19,8 @@ from llmserve.testing import ScriptedTriton
 from llmserve_gateway.commands import read_prompt
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.replicas import Replicas
-from tests.gateways import NO_TRITON, Triton, request_via
+
+from .gateways import NO_TRITON, Triton, request_via
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Tokyo"}}</tool_call>'
 PARAMETERS = {

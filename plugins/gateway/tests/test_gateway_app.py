@@ -43,7 +43,8 @@ from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.tracing import Tracer
 from llmserve_gateway.triton_metrics import cache_usage
-from tests.gateways import NO_TRITON, TEXT, URL, Triton, ask, gateway_command, request_via
+
+from .gateways import NO_TRITON, TEXT, URL, Triton, ask, gateway_command, request_via
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = [

@@ -41,7 +41,8 @@ from llmserve_gateway.batches.records import Batch, StoredFile
 from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
-from tests.gateways import NO_TRITON, Triton, gateway_process
+
+from .gateways import NO_TRITON, Triton, gateway_process
 
 Work = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 

@@ -17,7 +17,8 @@ import pytest
 
 from llmserve_gateway.connections import Clocks, Connections, note_upload
 from llmserve_gateway.keys import new_key
-from tests.gateways import gateway_command, gateway_process
+
+from .gateways import gateway_command, gateway_process
 
 LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SLOW = b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"

@@ -13,7 +13,8 @@ import pytest
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from tests.gateways import NO_TRITON, TEXT, gateway_command
+
+from .gateways import NO_TRITON, TEXT, gateway_command
 
 HERE = "http://127.0.0.1:8080"
 LOCAL = Settings(NO_TRITON, local=True)

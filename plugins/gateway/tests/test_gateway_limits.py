@@ -19,7 +19,8 @@ from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from tests.gateways import NO_TRITON, TEXT, URL, Triton
+
+from .gateways import NO_TRITON, TEXT, URL, Triton
 
 GIANT = "giant " * 650_000  # 3.9 MB
 LONGEST = 512 * 512

@@ -24,7 +24,8 @@ from llmserve_gateway.batches import lines
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, new_key
-from tests import gateways
+
+from . import gateways
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -540,8 +541,8 @@ def test_lines_that_wait_take_no_place_of_others_in_the_queue(
         settings = {"batches": tmp_path / "batches", "limits": Limits(max_queue=1)}
         async with front(serve, tmp_path, **settings) as (client, gateway):
             assert (await complete(client, "a", "live")).status_code == 200
-            batch = await begin_batch(client, ("b", "1"), ("b", "2"), ("c", "3"))
             serve.gate.clear()
+            batch = await begin_batch(client, ("b", "1"), ("b", "2"), ("c", "3"))
             await until(lambda: gateway.loads.waiting.total() == 3)
             # It is not refused, although more wait than may.
             live = asyncio.ensure_future(complete(client, "a", "live"))

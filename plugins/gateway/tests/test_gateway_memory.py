@@ -7,7 +7,8 @@ import subprocess
 import time
 
 from llmserve.testing import ScriptedTriton
-from tests.gateways import gateway_process
+
+from .gateways import gateway_process
 
 BODY = b'{"model": "m", "prompt": "Hi", "stream": true}'
 STREAM = (

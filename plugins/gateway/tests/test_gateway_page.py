@@ -8,7 +8,8 @@ import pytest
 
 from llmserve_gateway.app import PAGE
 from llmserve_gateway.gateway import Settings
-from tests.gateways import NO_TRITON, ask
+
+from .gateways import NO_TRITON, ask
 
 FILES = sorted(file.name for file in PAGE.iterdir())
 # What makes elements, code or styles of a text, or reaches another server.

@@ -13,7 +13,8 @@ from llmserve.server.keep.control import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas
-from tests import gateways
+
+from . import gateways
 
 DEAD_MODEL = {"name": "m", "state": "restarting", "why": "its process has died", "restarts": 1}
 

@@ -28,7 +28,8 @@ from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.value_requests import SCORE_NAMES, read_embeddings, read_rerank
 from llmserve_gateway.values import compute
-from tests.gateways import NO_TRITON, Triton, ask, request_via
+
+from .gateways import NO_TRITON, Triton, ask, request_via
 
 T = TypeVar("T")
 TASKS = {"e": "embed", "r": "rerank", "c": "classify", "g": "generate", "x": "summarise-audio"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmserve.testing import RecipeConformance
-from tests.support import one_layer
+from llmserve.testing.one_layer import one_layer
 
 
 class _SmallModelConformance(RecipeConformance):

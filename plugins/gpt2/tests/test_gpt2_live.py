@@ -21,7 +21,8 @@ from llmserve.client.exchange import Steps
 from llmserve.client.failures import Target, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.testing import LiveTriton, check_repository, read_config
-from tests.support import LLMSERVE, one_layer
+from llmserve.testing.command import LLMSERVE
+from llmserve.testing.one_layer import one_layer
 
 PROMPTS = [
     "I have lived in London",

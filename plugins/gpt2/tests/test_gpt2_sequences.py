@@ -10,6 +10,7 @@ import pytest
 from llmserve.plugin import BuildSpec, Registry, make_plan
 from llmserve.runtime import Params, RequestError, Sampler, read_params
 from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
 from llmserve_gpt2.session.sequences import (
     INITIAL_LENGTH,
     Cache,
@@ -18,7 +19,6 @@ from llmserve_gpt2.session.sequences import (
     StepRequest,
     next_lengths,
 )
-from tests.support import generation
 
 
 def sequence(last_active: float = 0.0) -> ClientSequence:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
-from tests.logprobs import check_logprobs
+from llmserve.testing.logprobs import check_logprobs
 
 PROMPT = "Programming in C++ is like"
 

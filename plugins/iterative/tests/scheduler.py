@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from llmserve.runtime import Answer, TextFormatter
 from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing.echoes import EchoEngine
 from llmserve_iterative.driver import IterativeDriver
-from tests.echoes import EchoEngine
 
 
 class Picky(TextFormatter):

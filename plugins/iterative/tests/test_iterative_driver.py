@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmserve.runtime import Progress
 from llmserve.testing import ByteTokenizer
-from tests.echoes import SlowFormatter
+from llmserve.testing.echoes import SlowFormatter
 
 from .scheduler import Clock, Scheduler
 

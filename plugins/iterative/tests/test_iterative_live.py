@@ -16,8 +16,8 @@ from soak import Soak, figure
 from tritonclient import grpc as triton_grpc
 
 from llmserve.testing import LiveTriton
-from tests.logprobs import check_logprobs
-from tests.support import completion_order
+from llmserve.testing.live import completion_order
+from llmserve.testing.logprobs import check_logprobs
 
 PROMPT = "Programming in C++ is like"
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from llmserve.testing import LiveTriton
+from llmserve.testing.tiny_models import VOCAB, make_model
 from tests.bench.shapes import Prompts
-from tests.tiny_models import VOCAB, make_model
 
 from .common import Settings, save, settings
 

@@ -15,7 +15,7 @@ FITTING = '{"sure": true, "number": 2}'
 class Constrained(Scripted):
     """Has schemas in chats, as OpenAI's API, and with prompts if it is told so."""
 
-    takes = frozenset({"json_schema"})
+    takes: frozenset[str] | None = frozenset({"json_schema"})
 
     def __init__(self, *, prompts: bool, chats: bool) -> None:
         super().__init__(lambda prompt, asked: "")

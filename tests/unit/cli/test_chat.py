@@ -282,7 +282,7 @@ def test_a_conversation_survives_its_server(scripted: ScriptedTriton) -> None:
 
 
 def test_a_server_with_openais_api_can_be_talked_to(tmp_path: Path) -> None:
-    from tests.support import http_server, reply
+    from llmserve.testing.web import http_server, reply
 
     bodies: list[Any] = []
     events = [

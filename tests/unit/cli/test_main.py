@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve import packages
+from llmserve.testing import command as command_line
 from llmserve_cli.commands import llmserve_register_commands
 from llmserve_cli.group import Commands, cli
 from llmserve_cli.main import main
-from tests import support
 from tests.support import install, with_path
 
 PLUGIN = """
@@ -68,7 +68,7 @@ def site(tmp_path: Path) -> Path:
 def run(
     site: Path, *words: str, stdout: int = subprocess.PIPE, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    return support.run(*words, cwd=site, stdout=stdout, env={**with_path(site), **env})
+    return command_line.run(*words, cwd=site, stdout=stdout, env={**with_path(site), **env})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_shells_get_a_completion(shell: str) -> None:
 
 
 def test_a_shell_that_completes_gets_names(tmp_path: Path) -> None:
-    result = support.run(
+    result = command_line.run(
         cwd=tmp_path, _LLMSERVE_COMPLETE="bash_complete",
         COMP_WORDS="llmserve build --plugin h", COMP_CWORD="3",
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.client.openai import KEY, OpenAIClient
 from llmserve.errors import LLMServeError, UnreachableError
-from tests.support import http_server, reply
+from llmserve.testing.web import http_server, reply
 from tests.unit.test_boundaries import CORE, PLUGINS, ROOT, sources
 
 ANSWERS = {

@@ -13,7 +13,8 @@ import pytest
 
 from llmserve.contract.options import ALIASES, OPTIONS, RequestOption
 from tests.reference import FOLDER, PAGES
-from tests.unit.test_boundaries import ROOT, module_of, nodes_of, sources
+from tests.trees import nodes_of
+from tests.unit.test_boundaries import ROOT, module_of, sources
 
 _WITH_A_ROW = '''
 import importlib.util, json, sys, types
@@ -98,6 +99,7 @@ USES = {
     "llmserve.certify.openai": "those that servers take under names of their own",
     "llmserve.runtime.answer.constrained": "what it constrains with, and what conflicts with that",
     "llmserve.testing.checks": "values to try",
+    "llmserve.testing.logprobs": "values to try",
     "llmserve_gateway.errors": "fields that are made of several options, or of none",
     "llmserve_gateway.tracing": "OpenTelemetry's list",
 }

@@ -22,8 +22,9 @@ from llmserve.plugins.registry import Plugin, Registry, find_plugins
 from llmserve.plugins.roles import Backend, Formatter, Recipe, Tokenizer
 from llmserve.runtime.contract import Tensor
 from llmserve.server import ServerSettings, find_problems
+from llmserve.testing.command import run
 from llmserve_cli.plugins import unmatched_names
-from tests.support import ROOT, install, run
+from tests.support import ROOT, install
 
 WORDS = Tokenizer(name="words", summary="", runtime="acme:Tokenizer")
 TOKENIZERS = """

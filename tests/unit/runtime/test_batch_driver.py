@@ -24,8 +24,8 @@ from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Answer, Tokenizer
 from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
+from llmserve.testing.echoes import Panic
 from llmserve.testing.fake import FakeModelException
-from tests.echoes import Panic
 from tests.support import drive
 
 

@@ -27,8 +27,7 @@ from llmserve.runtime.answer.judge import Judge, _grammar, compiled
 from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import FakeRequest, make_parts
-from tests import support
+from llmserve.testing import FakeRequest, fake, make_parts
 
 FOLDER = Path(llmserve.demo.__file__).parent / "model"
 TOKENIZER = TransformersTokenizer({"path": "."}, FOLDER)
@@ -165,7 +164,7 @@ def test_a_form_that_is_kept_keeps_no_request_that_asked_for_it(kept: Exception)
     form.set_exception(kept)
 
     def ask() -> weakref.ref[Generation]:
-        generation = support.generation(b"p", 9)
+        generation = fake.generation(b"p", 9)
         generation.constraint = FormConstraint(generation, form)
         with pytest.raises((RequestError, RuntimeError), match=str(kept)) as raised:
             generation.settle()
@@ -196,7 +195,7 @@ def test_a_closed_formatter_compiles_nothing_that_still_waits() -> None:
     constraints = []
     for number in range(_MAX_WAITING):
         bomb = f"{number}(a{{1000}}){{1000}}"
-        generation = support.generation(b"p", 9, eos=TOKENIZER.eos_ids, regex=bomb)
+        generation = fake.generation(b"p", 9, eos=TOKENIZER.eos_ids, regex=bomb)
         constraints.append(formatter.constrain(generation, TOKENIZER))
     formatter.close()
     formatter.close()

@@ -22,8 +22,7 @@ from llmserve.runtime.contract import Tensor
 from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
-from tests import support
+from llmserve.testing import ByteTokenizer, FakeRequest, fake, make_parts
 from tests.support import drive
 
 DIGITS = list(b"0123456789")
@@ -80,7 +79,7 @@ def answer(only_digits: object, *, heedless: bool = False, **parameters: Any) ->
 
 
 def generation(constraint: Constraint | None) -> Generation:
-    new = support.generation(b"p", 9)
+    new = fake.generation(b"p", 9)
     new.constraint = constraint
     return new
 

@@ -14,8 +14,8 @@ import pytest
 from llmserve.runtime import Generation
 from llmserve.runtime.drivers.continuous import ContinuousDriver
 from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing.echoes import EchoEngine, SlowFormatter
 from llmserve.testing.fake import FakeModelException
-from tests.echoes import EchoEngine, SlowFormatter
 
 # However slow the machine is, an answer this long is still running when a test checks it.
 ENDLESS = 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmserve.runtime import Generation, Params
-from tests.support import generation
+from llmserve.testing.fake import generation
 
 EOS = 0
 

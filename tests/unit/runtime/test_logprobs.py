@@ -16,8 +16,7 @@ from llmserve.runtime import contract
 from llmserve.runtime.answer import logprobs
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import FakeRequest
-from tests import support
+from llmserve.testing import FakeRequest, fake
 from tests.support import drive
 
 INPUTS = tuple(tensor.name for tensor in (*contract.SAMPLING, *contract.LOGPROBS))
@@ -125,7 +124,7 @@ def test_the_outputs_are_declared_as_tensorrt_llm_declares_them(size: int, dims:
 
 def test_an_engine_that_keeps_its_logits_passes_what_it_has_computed_of_them() -> None:
     def asked() -> Generation:
-        return support.generation([5, 6, 7], 4, logprobs=2, prompt_logprobs=2)
+        return fake.generation([5, 6, 7], 4, logprobs=2, prompt_logprobs=2)
 
     ours, theirs = asked(), asked()
     for token in (6, 7):
@@ -139,6 +138,6 @@ def test_an_engine_that_keeps_its_logits_passes_what_it_has_computed_of_them() -
     assert theirs.total_logprob == ours.total_logprob
     with pytest.raises(TypeError):
         asked().push_prompt()
-    free = support.generation([5], 4)
+    free = fake.generation([5], 4)
     free.push(97, logprob=logprobs.Logprob(97, -1.0))
     assert free.logprobs == [], "nobody asked for them"

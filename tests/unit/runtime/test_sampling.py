@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.params import Params
 from llmserve.runtime.answer.sampling import Sampler, _nucleus
-from tests import support
+from llmserve.testing import fake
 
 EOS = 7
 LOGITS = np.array([0.0, 3.0, 2.0, 1.0, -1.0, 0.5, -2.0, 4.0], dtype=np.float32)
@@ -36,7 +36,7 @@ class Letters:
 
 def generation(prompt: Sequence[int] = (), output: Sequence[int] = (), **params: Any) -> Generation:
     end = frozenset({EOS})
-    new = support.generation(prompt, 99, eos=end, decode=Letters().decode, **params)
+    new = fake.generation(prompt, 99, eos=end, decode=Letters().decode, **params)
     for token in output:
         new.push(token)
     return new
@@ -107,7 +107,7 @@ def test_extreme_parameters_choose_a_valid_token(
 
 def test_an_end_token_that_the_model_does_not_have_is_ignored() -> None:
     end = frozenset({2**31 - 1, EOS})
-    new = support.generation([1], 9, eos=end, min_tokens=3)
+    new = fake.generation([1], 9, eos=end, min_tokens=3)
     assert Sampler(new, Letters()).choose(LOGITS) == 1
 
 

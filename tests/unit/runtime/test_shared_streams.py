@@ -22,7 +22,7 @@ from llmserve.runtime.drivers.batch import BatchDriver, run_batch
 from llmserve.runtime.drivers.continuous import ContinuousDriver
 from llmserve.runtime.protocols import Answer, Driver
 from llmserve.testing import FakeRequest, make_parts
-from tests.echoes import EchoEngine
+from llmserve.testing.echoes import EchoEngine
 
 NAME, OTHER = "0123456789abcdef" * 2, "f" * 32
 ENDLESS = 1_000_000

@@ -14,7 +14,7 @@ import pytest
 
 from llmserve.errors import LLMServeError, ServerError, UsageError
 from llmserve.server import ServerSettings
-from llmserve.server.keep import orders, restart
+from llmserve.server.keep import keeper, orders, restart
 from llmserve.server.keep.detect import Detector
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import Kept, KeptModel
@@ -401,3 +401,19 @@ def test_a_triton_that_hangs_too_often_is_ended(folder: Path) -> None:
         await one.settle()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_ensemble", [True, False])
+def test_a_model_that_calls_another_has_a_process_besides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_ensemble: bool
+) -> None:
+    stubs: Any = SimpleNamespace(of=lambda name: [1] if name == "b" else [])
+    built = SimpleNamespace(models={"a": SimpleNamespace(is_ensemble=is_ensemble)})
+    monkeypatch.setattr("llmserve.server.keep.keeper.Repository.open", lambda _: built)
+    kept: Any = SimpleNamespace(
+        models={"a": SimpleNamespace(parts=("b",))},
+        stubs=stubs,
+        settings=SimpleNamespace(repository=folder),
+    )
+    # The process of the model itself is gone, if it has one.
+    assert keeper._Seen(kept).has_processes("a") == is_ensemble

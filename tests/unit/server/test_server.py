@@ -40,7 +40,7 @@ from llmserve.server.run.log import LoadProgress, ServerLog, in_plain_words
 from llmserve.server.run.readiness import ModelsFailedError
 from llmserve.server.server import Server, stand_ins
 from llmserve.server.settings import Ports, choose_ports
-from tests.support import metrics_page
+from llmserve.testing.web import metrics_page
 
 CURRENT = release(NEWEST)
 

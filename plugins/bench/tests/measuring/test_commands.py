@@ -16,9 +16,9 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from llmserve.testing.command import LLMSERVE, run
 from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.output import load
-from tests.support import LLMSERVE, run
 
 from .servers import Running, scripted
 

@@ -15,13 +15,12 @@ from llmserve_bench.targets import Target
 
 from .examples import make_comparison
 
-GOLDEN = Path(__file__).parents[4] / "tests" / "golden"
-
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     llmserve.build("hf", "demo", output=folder, name="whole", dtype="bfloat16")
+    llmserve.build("trtllm", "demo", output=folder, name="parts", layout="llmapi", stand_in=True)
     return folder
 
 
@@ -32,7 +31,7 @@ def test_a_model_names_its_engine_and_the_types_it_computes_and_stores(repositor
     assert "weights F16" in engine
     assert "path" not in engine
     # An ensemble's engine is in one of its parts.
-    assert engine_of(GOLDEN, "demo-onnx").startswith("graph-onnx")
+    assert engine_of(repository, "parts").startswith("tensorrt_llm")
     assert engine_of(repository, "missing") == ""
 
 

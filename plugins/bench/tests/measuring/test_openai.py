@@ -12,13 +12,13 @@ import pytest
 
 from llmserve.client import OpenAIApi
 from llmserve.errors import UsageError
+from llmserve.testing.web import http_server, reply
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load, Run
 from llmserve_bench.senders import Api, Parts, add
 from llmserve_bench.targets import Target
-from tests.support import http_server, reply
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
 

@@ -9,10 +9,10 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from llmserve.plugin import Registry
+from llmserve.testing.web import metrics_page
 from llmserve_bench.results import Gauge
 from llmserve_bench.targets import Target
 from llmserve_bench.triton import Observer, fetch, read_gauges
-from tests.support import metrics_page
 
 PAGE = """
 # TYPE nv_inference_pending_request_count gauge

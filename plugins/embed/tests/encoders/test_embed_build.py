@@ -15,7 +15,7 @@ from llmserve.errors import IncompatibleError, LLMServeError, OptionError
 from llmserve.plugin import demo_model_path
 from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
-from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
+from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 
 def build(recipe: str, model: Path, folder: Path, **options: Any) -> Any:

@@ -10,19 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmserve.errors import UsageError
+from llmserve.errors import RequestRejectedError, UsageError
 from llmserve.testing import LiveTriton, ValueConformance
-from tests.tiny_encoders import save_classifier, save_encoder
+from llmserve.testing.tiny_encoders import save_classifier, save_encoder, save_graph
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _models(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("encoders")
     TestEmbed.model = str(save_encoder(folder / "encoder", pooling="mean_tokens"))
+    save_graph(Path(TestEmbed.model))
     TestRerank.model = str(save_classifier(folder / "ranker", num_labels=1))
     TestClassify.model = str(
         save_classifier(folder / "classifier", id2label={0: "no", 1: "perhaps", 2: "yes"})
     )
+    save_graph(Path(TestClassify.model))
 
 
 class TestEmbed(ValueConformance):
@@ -34,6 +36,18 @@ class TestEmbed(ValueConformance):
         texts = ["a", "some words", "word " * 20]
         expected = triton.client.embed(name, texts)
         np.testing.assert_allclose(triton.client.embed(other, texts), expected, atol=1e-5)
+
+    def test_a_graph_in_its_own_backend_gives_the_same_vectors(
+        self, triton: LiveTriton, name: str
+    ) -> None:
+        other = triton.build("embed", self.model, generator="encoder-onnx", batch_tokens=64)
+        texts = ["a", "some words", "word " * 20, *(f"{number}" for number in range(300))]
+        expected = triton.client.embed(name, texts)
+        np.testing.assert_allclose(triton.client.embed(other, texts), expected, atol=1e-5)
+        with pytest.raises(RequestRejectedError, match="the text has 92 tokens"):
+            triton.client.embed(other, "word " * 90)
+        short = triton.client.embed(other, ["a", "word " * 90], truncate=True, dimensions=4)
+        assert short.shape == (2, 4)
 
     def test_vectors_have_the_length_1(self, triton: LiveTriton, name: str) -> None:
         vectors = triton.client.embed(name, ["a", "b", "c"])
@@ -92,6 +106,19 @@ class TestClassify(ValueConformance):
         assert labels.probability == max(labels.probabilities.values())
         (pair,) = triton.client.classify(name, ["is it?"], pairs=["it is"])
         assert pair.probabilities != labels.probabilities
+
+    def test_a_graph_in_its_own_backend_gives_the_same_labels(
+        self, triton: LiveTriton, name: str
+    ) -> None:
+        other = triton.build("classify", self.model, generator="classifier-onnx")
+        for pairs in (None, ["it is"] * 3):
+            texts = ["is it?", "no", "words " * 9]
+            expected = triton.client.classify(name, texts, pairs=pairs)
+            for ours, theirs in zip(
+                triton.client.classify(other, texts, pairs=pairs), expected, strict=True
+            ):
+                assert ours.label == theirs.label
+                assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
 
 
 def run(*words: str) -> str:

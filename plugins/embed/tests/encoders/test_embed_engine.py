@@ -29,11 +29,19 @@ from llmserve.builder.source import ModelSource
 from llmserve.errors import LLMServeError, OutputError
 from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve.runtime.answer.reading import encode
+from llmserve.testing.command import run
+from llmserve.testing.tiny_encoders import (
+    CONTEXT,
+    save_classifier,
+    save_decoder,
+    save_encoder,
+    save_graph,
+    write,
+)
+from llmserve.testing.web import http_server, reply
 from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
 from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
-from tests.support import http_server, reply, run
-from tests.tiny_encoders import CONTEXT, save_classifier, save_decoder, save_encoder, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
@@ -219,23 +227,10 @@ def test_a_full_disk_is_no_fault_of_the_model(
     assert not (tmp_path / "repository").exists()
 
 
-def export(model: Path, *, external: bool = False) -> None:
-    """Add the model in ONNX's form to its folder, in place of its weights."""
-    (model / "onnx").mkdir()
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    example = tuple(torch.ones(2, 3, dtype=torch.int64) for _ in inputs)
-    shapes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in inputs)
-    torch.onnx.export(
-        AutoModel.from_pretrained(model).eval(), example, model / "onnx" / "model.onnx",
-        input_names=inputs, output_names=["last_hidden_state"], dynamic_shapes=shapes,
-        verbose=False, external_data=external,
-    )  # fmt: skip
-    (model / "model.safetensors").unlink()
-
-
 def test_a_file_that_the_model_brings_is_used_as_it_is(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model")
-    export(model)
+    save_graph(model)
+    (model / "model.safetensors").unlink()
     with pytest.raises(LLMServeError, match="has no weights that can be converted") as error:
         build("embed", model, tmp_path, generator="encoder-openvino")
     assert "--set file=onnx/model.onnx" in str(error.value.hint)
@@ -253,7 +248,8 @@ def test_a_file_of_a_model_on_the_hub_comes_with_its_weights_and_no_other_does(
     tmp_path: Path,
 ) -> None:
     model = save_encoder(tmp_path / "model")
-    export(model, external=True)
+    save_graph(model, external=True)
+    (model / "model.safetensors").unlink()
     assert (model / "onnx" / "model.onnx.data").is_file()
     (model / "onnx" / "other.onnx").write_bytes(b"not for us")
     files = {str(p.relative_to(model)): p for p in model.rglob("*") if p.is_file()}

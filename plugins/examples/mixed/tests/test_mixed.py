@@ -6,7 +6,7 @@ from pathlib import Path
 
 import llmserve
 from llmserve.testing import RecipeConformance
-from tests.support import run
+from llmserve.testing.command import run
 
 
 class TestMixed(RecipeConformance):

@@ -11,7 +11,7 @@ import pytest
 
 import llmserve
 from llmserve.testing import demo_model_path
-from tests.support import run
+from llmserve.testing.command import run
 
 WEIGHTS = demo_model_path() / "model.safetensors"
 

@@ -12,7 +12,7 @@ import httpx2 as httpx
 import openai
 
 from llmserve.testing import LiveTriton
-from tests.support import LLMSERVE
+from llmserve.testing.command import LLMSERVE
 
 
 class Gateway:

@@ -17,8 +17,8 @@ import pydantic
 import pytest
 
 from llmserve.testing import LiveTriton
+from llmserve.testing.command import run
 from llmserve_gateway.keys import new_key
-from tests.support import run
 
 from .process import Gateway
 

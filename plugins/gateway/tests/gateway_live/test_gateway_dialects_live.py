@@ -9,7 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.support import run
+from llmserve.testing.command import run
 
 from .process import Gateway
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from safetensors.torch import load_file, save_file
 
 from llmserve.testing import LiveTriton
-from tests.tiny_encoders import CONTEXT, save_classifier, save_encoder
+from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder
 
 from .process import Gateway
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from llmserve.errors import ModelSourceError
+from llmserve.testing import tiny_models
 from llmserve_gpt2.export import names
 from llmserve_gpt2.export import run as run_module
 from llmserve_gpt2.export.model import Step, shape_of
 from llmserve_gpt2.export.run import export
-from tests import tiny_models
 
 FAMILIES = ("falcon", "gemma2", "gpt2", "llama", "mistral", "opt", "qwen2")
 make_model = partial(tiny_models.make_model, attn_implementation="eager")

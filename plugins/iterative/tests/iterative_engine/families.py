@@ -10,8 +10,8 @@ import transformers
 
 from llmserve.runtime import Engine, Generation, Guesser
 from llmserve.testing import ByteTokenizer
+from llmserve.testing.tiny_models import make_model
 from llmserve_iterative.runner import make_runner
-from tests.tiny_models import make_model
 
 
 def engine_of(

@@ -8,10 +8,10 @@ import pytest
 
 from llmserve.runtime import Engine
 from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
+from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_iterative import attention, runner
-from tests.gpu.on_cpu import replaced
-from tests.support import generation
-from tests.tiny_models import VOCAB, make_model
+from llmserve_iterative.on_cpu import replaced
 
 from .families import finish, same_as_alone
 

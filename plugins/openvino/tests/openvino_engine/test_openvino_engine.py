@@ -14,13 +14,12 @@ from transformers import AutoModelForCausalLM
 import llmserve
 from llmserve.plugin import demo_model_path
 from llmserve.runtime import Engine, Generation
-from llmserve.testing import ByteTokenizer
+from llmserve.testing import ByteTokenizer, fake
 from llmserve_openvino.engine import OpenVinoGenerator
-from tests import support
 
 
 def generation(prompt: Sequence[int] = (40, 50, 60), length: int = 8, **params: Any) -> Generation:
-    return support.generation(prompt, length, decode=lambda ids: "x" * len(ids), **params)
+    return fake.generation(prompt, length, decode=lambda ids: "x" * len(ids), **params)
 
 
 def make_engine(converted: Path, output: Path, **options: Any) -> Engine:
@@ -143,7 +142,7 @@ def test_a_pass_that_fails_does_not_break_the_next(converted: Path, tmp_path: Pa
         def set_tensor(self, *_: object) -> None:
             pass
 
-        def infer(self) -> None:
+        def infer(self, *, share_outputs: bool) -> None:
             raise RuntimeError("Check failed")
 
     runner._request = Broken()

@@ -12,10 +12,10 @@ import torch
 
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
 from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
+from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_openvino.convert import convert
 from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
-from tests.support import generation
-from tests.tiny_models import VOCAB, make_model
 
 # Tracing warns of what the comparison with the original would show.
 pytestmark = pytest.mark.filterwarnings("ignore")

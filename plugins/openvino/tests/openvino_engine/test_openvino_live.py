@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmserve.testing import LiveTriton
-from tests.support import completion_order
+from llmserve.testing.live import completion_order
 
 PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
 PROMPT = PROMPTS[0]

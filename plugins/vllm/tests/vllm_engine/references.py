@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
-from tests.bench.shapes import save_tokenizer
-from tests.tiny_models import CONTEXT, VOCAB, make_model
+from llmserve.testing.tiny_models import CONTEXT, VOCAB, make_model
 
 # vLLM's attention on CPUs takes heads of 32 numbers or more.
 SHAPE: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
@@ -36,7 +39,11 @@ assert max(map(len, PROMPTS)) + MAX_TOKENS <= CONTEXT
 def save_tiny_llama(folder: Path) -> Path:
     """Write the model and a tokenizer with a word for every token, so that texts show tokens."""
     _tiny_llama().save_pretrained(folder)
-    save_tokenizer(folder, VOCAB)
+    words = {f"w{token}": token for token in range(VOCAB)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "w0")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
     return folder
 
 

@@ -16,7 +16,7 @@ from llmserve.runtime import (
     run_batch,
 )
 from llmserve.testing import ByteTokenizer
-from tests.support import generation
+from llmserve.testing.fake import generation
 
 from .scripted import LLMEngine, scripted  # noqa: F401
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmserve.runtime import Generation, Stepper, run_batch
 from llmserve.testing import ByteTokenizer
-from tests.support import generation
+from llmserve.testing.fake import generation
 
 from .references import MAX_TOKENS, OPTIONS, PROMPTS, expected, save_tiny_llama
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from llmserve.runtime import DraftModel, Engine, Generation, Guesser, PromptLookup
 from llmserve.runtime.engine.guessing import Price
 from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
 from tests.recall import VOCABULARY, RecallRunner
-from tests.support import generation
 
 Request = dict[str, Any]
 

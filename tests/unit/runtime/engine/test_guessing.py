@@ -9,8 +9,8 @@ import pytest
 from llmserve.runtime import DraftModel, Engine, Generation, Guesser, PromptLookup
 from llmserve.runtime.engine.guessing import Chance, Price
 from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
 from tests.recall import RecallRunner
-from tests.support import generation
 
 PROMPTS = [[1, 2, 3], list(range(20)), [7, 8, 9, 7, 8]]
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -105,6 +107,22 @@ def save_decoder(folder: Path) -> Path:
     )  # fmt: skip
     _save(GPT2ForSequenceClassification(config), folder)
     return folder
+
+
+def save_graph(model: Path, *, external: bool = False) -> None:
+    """Add a model's graph in ONNX's form to its folder, as many models bring it."""
+    names = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"]
+    labels = names[0].endswith("ForSequenceClassification")
+    loader = AutoModelForSequenceClassification if labels else AutoModel
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    example = tuple(torch.ones(2, 3, dtype=torch.int64) for _ in inputs)
+    shapes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in inputs)
+    (model / "onnx").mkdir()
+    torch.onnx.export(
+        loader.from_pretrained(model).eval(), example, model / "onnx" / "model.onnx",
+        input_names=inputs, output_names=["logits" if labels else "last_hidden_state"],
+        dynamic_shapes=shapes, verbose=False, external_data=external,
+    )  # fmt: skip
 
 
 def write(path: Path, content: Any) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from llmserve.testing import LiveTriton
-from tests import light
-from tests.light import light_model
-from tests.support import one_layer
-
-from .process import Gateway
+from llmserve.testing.one_layer import one_layer
+from tests.live.gateway import Gateway, gateway_of
+from tests.support import ROOT
 
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 # An engine folder as NVIDIA's builder creates it; the stand-in needs only these files.
-ENGINE = Path(__file__).parents[3] / "trtllm" / "tests" / "trtllm_builds" / "engines" / "1.2"
+ENGINE = ROOT / "plugins" / "trtllm" / "tests" / "trtllm_builds" / "engines" / "1.2"
 # Without torch, a process starts in a tenth of the time.
 LIGHT = {"tokenizer": "tokenizers"}
 # The same options as in the plugins' own tests, so that the tests share models.
@@ -26,7 +24,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "hf": {},
     "hf-unary": {"plugin": "hf", "decoupled": False},
     "iterative": {},
-    "openvino": LIGHT,
+    "openvino": {},
     "gpt2-onnx": {},
     "gpt2-torchscript": {"batching": "sequence-oldest", **LIGHT},
     "trtllm": {"engine": str(ENGINE), "bls_instance_count": 2, **LIGHT},
@@ -40,6 +38,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def gateway(triton: LiveTriton) -> Iterator[Gateway]:
+    with gateway_of(triton) as gateway:
+        yield gateway
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_answers(
     triton: LiveTriton, gateway: Gateway, recipe: str, tmp_path_factory: pytest.TempPathFactory
@@ -48,8 +52,6 @@ def test_a_recipe_answers(
     source = "demo"
     if recipe.startswith("gpt2"):
         source = str(one_layer(tmp_path_factory.getbasetemp() / "one-layer"))
-    elif recipe == light.PLUGIN:
-        source = str(light_model())
     model = triton.build(options.pop("plugin", recipe), source, **options)
     client = gateway.client()
     expected = triton.client.generate(model, messages=CHAT, max_tokens=40)
