@@ -176,7 +176,11 @@ class RequestOptions:
         "whole", "sampling", "Token that ends the answer; -1 for the model's own.", low=-1
     )
     bad_words: tuple[str, ...] = _option(
-        "words", "sampling", "Texts that the answer may not have.", (), high=64
+        "words",
+        "sampling",
+        "Texts that the answer may not have, in the tokens of their usual spelling.",
+        (),
+        high=64,
     )
     logit_bias: Mapping[int, float] = _option(
         "biases", "biases", "Values to add to token scores, by token id.", {},

@@ -39,6 +39,14 @@ LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 50_000, "max_lexer_s
 # A space, or a line break and its indentation. llguidance's default allows unlimited whitespace,
 # and small models tend to write it forever.
 _JSON_DEFAULTS = {"whitespace_pattern": r"(\n {0,12}| )?"}
+# llguidance's own dates have a 29th of February in each year.
+_YEAR = r"(\d{3}[1-9]|\d\d[1-9]\d|\d[1-9]\d\d|[1-9]\d{3})"
+_FOURTH = "(0[48]|[2468][048]|[13579][26])"
+_DAY = (
+    rf"({_YEAR}-(0[13-9]|1[0-2])-\d\d|{_YEAR}-02-([01]\d|2[0-8])"
+    rf"|(\d\d{_FOURTH}|{_FOURTH}00)-02-29)"
+)
+_DAYS = {"date": f"^{_DAY}$", "date-time": f"^{_DAY}"}
 # Their values are no schemas.
 _VALUES = ("const", "enum", "default", "examples")
 
@@ -216,6 +224,7 @@ def _grammar(grammars: Any, kind: str, text: str) -> str:
         return str(grammars.grammar_from_regex(text))
     if kind == "json_schema":
         try:
+            text = _with_leap_years(text)
             grammar = str(grammars.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS))
         except ValueError as error:
             raise UnenforceableError(str(error)) from None
@@ -229,6 +238,23 @@ def _grammar(grammars: Any, kind: str, text: str) -> str:
         except Exception as error:  # its parser raises bare exceptions
             raise UnenforceableError(str(error)) from None
     return str(grammars.grammar_from_lark(text))
+
+
+def _with_leap_years(text: str) -> str:
+    """Have dates of the 29th of February in leap years only, and none in a year 0."""
+    schema = json.loads(text)
+    rest, found = [schema], False
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list):
+            rest += part
+        elif isinstance(part, dict):
+            kind, others = part.get("format"), part.get("allOf", [])
+            rest += [value for name, value in part.items() if name not in _VALUES]
+            if isinstance(kind, str) and kind in _DAYS and isinstance(others, list):
+                part["allOf"] = [*others, {"pattern": _DAYS[kind]}]
+                found = True
+    return json.dumps(schema) if found else text
 
 
 def _check_keys(schema: Any) -> None:

@@ -167,6 +167,31 @@ def test_a_time_ends_after_its_nanoseconds(kind: str) -> None:
         assert len(json.loads(generation.text)["when"]) <= 35
 
 
+@pytest.mark.parametrize("kind", ["date", "date-time"])
+@pytest.mark.parametrize(
+    ("day", "exists"),
+    [
+        ("3106-02-29", False), ("1900-02-29", False), ("0000-01-01", False), ("0100-02-29", False),
+        ("2024-02-29", True), ("2000-02-29", True), ("0004-02-29", True), ("2026-11-30", True),
+    ],
+)  # fmt: skip
+def test_a_day_that_is_written_exists(kind: str, day: str, exists: bool) -> None:
+    when = {"type": "string", "format": kind, "allOf": [{"minLength": 1}]}
+    schema = {"type": "object", "properties": {"when": when}, "required": ["when"],
+              "additionalProperties": False}  # fmt: skip
+    wanted = f'{{"when":"{day}'
+    generation, sampler = start({"json_schema": json.dumps(schema)}, 0, 200)
+    characters = [TOKENIZER.decode([token]) for token in range(VOCABULARY)]
+    while not generation.done:
+        at = len(TOKENIZER.decode(generation.token_ids))
+        next_one = wanted[at : at + 1]
+        generation.push(sampler.choose(np.array([30.0 * (c == next_one) for c in characters])))
+    written = json.loads(generation.text)["when"]
+    assert (written[:10] == day) == exists
+    checker = Draft202012Validator.FORMAT_CHECKER
+    Draft202012Validator(schema, format_checker=checker).validate({"when": written.upper()})
+
+
 def test_a_value_that_looks_like_a_time_is_no_schema() -> None:
     value = {"format": "date-time"}
     answer = generate({"json_schema": json.dumps({"const": value})})
