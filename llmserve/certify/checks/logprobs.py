@@ -10,13 +10,17 @@ from llmserve.certify.outcome import Broken, NotOffered
 
 _TOLERANCE = 1e-3
 _TOP = 4
+# Servers round at other places than the copy on which rounding is measured: of vLLM's in bfloat16,
+# one token of sixty differed by 2.1 times as much. Probabilities of another prompt, or made at
+# another temperature, differ by far more.
+_TIMES = 4
 
 
 def _equal(exam: Examination) -> None:
     exam.offer("logprobs", _TOP)
     worst, divergences = 0.0, []
     compared = 0
-    allowed = _TOLERANCE + 2 * exam.noise().logprob
+    allowed = _TOLERANCE + _TIMES * exam.noise().logprob
     for prompt in exam.prompts[:5]:
         ask = exam.greedy(prompt, 12, logprobs=_TOP)
         answer = exam.ask(ask)

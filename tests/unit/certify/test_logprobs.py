@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from llmserve.certify import Ask, Broken, Examination, Reply
 from llmserve.certify.checks import CHECKS
-from llmserve.certify.reference import greedy, walk
+from llmserve.certify.reference import Noise, greedy, walk
 from llmserve.client.results import Logprob
 from tests.scripted import Scripted
 from tests.toy_server import ToyModel
@@ -18,9 +19,11 @@ from tests.toy_server import ToyModel
 class Exact(Scripted):
     """Answers as the model does, but for the first log-probability or its likeliest tokens."""
 
-    def __init__(self, first: float | None = None, tops: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self, first: float | None = None, tops: tuple[float, ...] = (), apart: float = 0.0
+    ) -> None:
         super().__init__(lambda prompt, asked: "")
-        self.first, self.tops = first, tops
+        self.first, self.tops, self.apart = first, tops, apart
 
     def ask(self, ask: Ask) -> Reply:
         model = ToyModel()
@@ -28,7 +31,7 @@ class Exact(Scripted):
         answer, _ = greedy(model, ids, ask.options["max_tokens"])
         text = model.decode(ids, answer)
         values = walk(model, ids, text).logprobs
-        found = [Logprob(-1, "x", value) for value in values]
+        found = [Logprob(-1, "x", value - self.apart) for value in values]
         if found and self.first is not None:
             found[0] = replace(found[0], logprob=self.first)
         if found and self.tops:
@@ -36,8 +39,15 @@ class Exact(Scripted):
         return Reply(text, logprobs=tuple(found))
 
 
-def run(endpoint: Exact) -> None:
-    exam = Examination(endpoint, ToyModel(), "float32")
+class Rounded(ToyModel):
+    """Rounding changes its log-probabilities by at most a tenth."""
+
+    def noise(self, precision: str, sequences: Sequence[Sequence[int]]) -> Noise:
+        return Noise(0.0, 0.1, 10)
+
+
+def run(endpoint: Exact, model: ToyModel | None = None) -> None:
+    exam = Examination(endpoint, model or ToyModel(), "float32")
     next(check for check in CHECKS if check.name == "log-probabilities").run(exam)
 
 
@@ -56,3 +66,12 @@ def test_the_likeliest_tokens_have_an_order(tops: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("tops", [(), (-1.0, -math.inf)])
 def test_the_models_own_are_right(tops: tuple[float, ...]) -> None:
     run(Exact(tops=tops))
+
+
+@pytest.mark.parametrize(("apart", "is_right"), [(0.25, True), (0.39, True), (0.5, False)])
+def test_a_few_times_what_rounding_changes_is_no_proof(apart: float, is_right: bool) -> None:
+    if is_right:
+        run(Exact(apart=apart), Rounded())
+    else:
+        with pytest.raises(Broken, match=r"differs by 0\.5; float32 explains 0\.4"):
+            run(Exact(apart=apart), Rounded())
