@@ -41,6 +41,9 @@ def _tests_that_tests_run_start_soon() -> Iterator[None]:
         yield
 
 
+_WORKER_DIED = pytest.StashKey[bool]()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run tests that need the same models on the same worker, so that they share a Triton."""
@@ -51,6 +54,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _group(nodeid)
 
     return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        node.config.stash[_WORKER_DIED] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell a run that was cut short from one in which tests failed: these alone are run again."""
+    if session.config.stash.get(_WORKER_DIED, False):
+        session.exitstatus = 70
 
 
 @pytest.hookimpl(trylast=True)

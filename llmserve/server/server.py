@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -140,12 +141,13 @@ class Server:
         """Return the models that a stand-in runs, each with the backend that it replaces."""
         return stand_ins(self.metrics_url)
 
-    def load(self, *names: str) -> None:
+    def load(self, *names: str, timeout: float = math.inf) -> None:
         """Load or reload models of the repository and wait for them; for ``renewable`` servers.
 
         Parts are named before the ensemble that needs them. The old model answers until the new
         one is loaded.
         """
+        deadline = time.monotonic() + timeout
         log = ServerLog(self.log_file)
         new = [name for name in names if not (self._links / name).exists()]
         for name in names:
@@ -168,6 +170,10 @@ class Server:
                 )
             if log.stuck or ended:
                 raise ServerError(log.stuck or f"the server ended: {log.why_it_ended()}")
+            if time.monotonic() > deadline:
+                late = ", ".join(sorted(missing))
+                hint = f"see {self.log_file}"
+                raise ServerError(f"{late} is not loaded after {timeout:g} s", hint=hint)
             if all(log.loads[name] for name in missing):
                 states = self.models()
                 missing = {name for name in missing if states.get(name) != "READY"}

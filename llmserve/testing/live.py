@@ -26,6 +26,7 @@ _GRACE = 10.0
 _POLL_INTERVAL = 0.1
 _STATISTICS_TIMEOUT = 10.0
 _UNLOAD_TIMEOUT = 3.0
+_LOAD_TIMEOUT = 240.0
 
 
 class LiveTriton:
@@ -90,7 +91,7 @@ class LiveTriton:
     def _exchange(self, unneeded: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
         """Unload and load concurrently: each takes seconds, in a separate process."""
         with ThreadPoolExecutor(1 + len(unneeded)) as pool:
-            jobs = [pool.submit(self.server.load, *models)]
+            jobs = [pool.submit(self.server.load, *models, timeout=_LOAD_TIMEOUT)]
             # The ensemble first: Triton keeps the models that an ensemble needs.
             jobs += [pool.submit(self._unload, *reversed(parts)) for parts in unneeded]
             for job in jobs:

@@ -53,6 +53,8 @@ def test_it_answers(server: Server, progress: list[LoadProgress]) -> None:
 
 
 def test_models_are_loaded_and_unloaded(server: Server) -> None:
+    with pytest.raises(ServerError, match=r"second is not loaded after 0\.1 s"):
+        server.load("second", timeout=0.1)
     server.load("second")
     assert echo(server, "here", model="second") == "here"
     server.unload("second")
