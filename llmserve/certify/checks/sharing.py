@@ -215,7 +215,8 @@ def _bad_neighbour(exam: Examination) -> None:
 
     good: list[Callable[[], Reply | None]] = [partial(exam.ask, ask) for ask in asks]
     others: list[Callable[[], None]] = [partial(disturb, number) for number in range(len(asks))]
-    calls: list[Callable[[], Reply | None]] = [*good, *others]
+    # In turns, so that they come into the same batches.
+    calls = [call for pair in zip(good, others, strict=True) for call in pair]
     found = at_once(calls, 2 * len(asks))
     answers = [answer for answer in found if answer is not None]
     exam.expect_each(asks, alone, answers, "when requests beside it are refused")
