@@ -67,6 +67,10 @@ class TritonSender:
                 parts.append((time.monotonic(), piece))
 
 
+_CLOSED_AT_ONCE = 64
+"""The connections that a server may have closed when one of them is used again."""
+
+
 class OpenAISender:
     """Sends completions or chat completions, with the key from ``OPENAI_API_KEY`` if it is set."""
 
@@ -96,19 +100,27 @@ class OpenAISender:
     async def send(self, request: Request, parts: Parts) -> None:
         post = self._post_of(request)
         try:
-            try:
-                await self._post(post, parts)
-            except self._left as error:
-                if parts or isinstance(error, self._never_there):
-                    raise
-                # A server may close a connection at the moment in which it is used again.
-                await self._post(post, parts)
+            await self._post_again(post, parts)
         except asyncio.TimeoutError:
             raise self._api.late(self._load.timeout or 0) from None
         except import_aiohttp().ClientError as error:
             raise self._api.unreachable(error) from None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RequestRejectedError("the response is not in OpenAI's format") from None
+
+    async def _post_again(self, post: OpenAIRequest, parts: Parts) -> None:
+        """Send a request until it comes to a connection that is still open.
+
+        A server may close connections while nothing is sent, and tell nobody in time.
+        """
+        for left in reversed(range(_CLOSED_AT_ONCE)):
+            try:
+                await self._post(post, parts)
+            except self._left as error:
+                if parts or not left or isinstance(error, self._never_there):
+                    raise
+            else:
+                return
 
     def _post_of(self, request: Request) -> OpenAIRequest:
         options = request.options
