@@ -185,8 +185,10 @@ class Gateway:
         self.loads: Loads | None = None
         if settings.on_demand and isinstance(settings.supervisor, Path):
             limit, observe = settings.limits.max_queue, self.metrics.observe_load
-            make_room = lambda: self.admission.on_arrival()  # noqa: E731
-            self.loads = Loads(settings.supervisor, limit, observe, make_room)
+            # What it does is set later.
+            self.loads = Loads(
+                settings.supervisor, limit, observe, lambda: self.admission.on_arrival()
+            )
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
