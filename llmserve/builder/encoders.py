@@ -257,7 +257,8 @@ def file_of(source: ModelSource, name: str, *, beside: Sequence[str] = ()) -> Pa
     ``beside`` are patterns of files that it needs, such as ``onnx/model.onnx_data``.
     """
     file = source.path / name
-    if not file.is_file() and source.repo_id and source.revision:
+    # Those beside it may be missing though it is there: it may be among the usual files.
+    if source.repo_id and source.revision and (beside or not file.is_file()):
         return fetch_file(
             source.repo_id,
             name,

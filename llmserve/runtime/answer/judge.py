@@ -47,6 +47,8 @@ _DAY = (
     rf"|(\d\d{_FOURTH}|{_FOURTH}00)-02-29)"
 )
 _DAYS = {"date": f"^{_DAY}$", "date-time": f"^{_DAY}"}
+# Their values have schemas by names of the user's.
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Their values are no schemas.
 _VALUES = ("const", "enum", "default", "examples")
 
@@ -242,35 +244,40 @@ def _grammar(grammars: Any, kind: str, text: str) -> str:
 
 def _with_leap_years(text: str) -> str:
     """Have dates of the 29th of February in leap years only, and none in a year 0."""
-    schema = json.loads(text)
-    rest, found = [schema], False
-    while rest:
-        part = rest.pop()
-        if isinstance(part, list):
-            rest += part
-        elif isinstance(part, dict):
-            kind, others = part.get("format"), part.get("allOf", [])
-            rest += [value for name, value in part.items() if name not in _VALUES]
-            if isinstance(kind, str) and kind in _DAYS and isinstance(others, list):
-                part["allOf"] = [*others, {"pattern": _DAYS[kind]}]
-                found = True
+    schema, found = json.loads(text), False
+    for part in _schemas(schema):
+        kind, others = part.get("format"), part.get("allOf", [])
+        if isinstance(kind, str) and kind in _DAYS and isinstance(others, list):
+            part["allOf"] = [*others, {"pattern": _DAYS[kind]}]
+            found = True
     return json.dumps(schema) if found else text
 
 
 def _check_keys(schema: Any) -> None:
     """Refuse a schema that counts keys of any name: its grammar lets one key come twice."""
-    rest = [schema]
+    for part in _schemas(schema):
+        least, named = part.get("minProperties"), part.get("required")
+        is_open = part.get("additionalProperties") is not False or "patternProperties" in part
+        known = len({*named}) if isinstance(named, list) else 0
+        if isinstance(least, (int, float)) and least > max(1, known) and is_open:
+            raise UnenforceableError("minProperties above 1 needs additionalProperties false")
+
+
+def _schemas(schema: Any) -> list[dict[str, Any]]:
+    """Return a schema and all that are in it."""
+    found, rest = [], [schema]
     while rest:
         part = rest.pop()
         if isinstance(part, list):
             rest += part
         elif isinstance(part, dict):
-            least, named = part.get("minProperties"), part.get("required")
-            is_open = part.get("additionalProperties") is not False or "patternProperties" in part
-            known = len({*named}) if isinstance(named, list) else 0
-            if isinstance(least, (int, float)) and least > max(1, known) and is_open:
-                raise UnenforceableError("minProperties above 1 needs additionalProperties false")
-            rest += [value for name, value in part.items() if name not in _VALUES]
+            found.append(part)
+            for name, value in part.items():
+                if name in _BY_NAME and isinstance(value, dict):
+                    rest += value.values()
+                elif name not in _VALUES:
+                    rest.append(value)
+    return found
 
 
 if __name__ == "__main__":

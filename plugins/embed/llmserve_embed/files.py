@@ -11,7 +11,7 @@ def brought(context: BuildContext, name: str, suffixes: tuple[str, ...]) -> tupl
     """Return a file that the model brings, and those beside it that hold its weights."""
     path = Path(name)
     if path.suffix in suffixes:
-        needed = f"{name}*data" if path.suffix == ".onnx" else str(path.with_suffix(".bin"))
+        needed = f"{name}*data*" if path.suffix == ".onnx" else str(path.with_suffix(".bin"))
         file = file_of(context.source, name, beside=[needed])
         if file.is_file():
             found = file.parent.glob(Path(needed).name)

@@ -118,8 +118,11 @@ def _padding(source: ModelSource) -> int:
     text = config.get("text_config") or config
     ends = text.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
+    # A token that was added to the tokenizer alone has no row in the model.
+    rows = text.get("vocab_size")
+    ids = range(rows if isinstance(rows, int) else sys.maxsize)
     for found in (text.get("pad_token_id"), _tokenizers_padding(source), *ends):
-        if isinstance(found, int) and found >= 0:
+        if isinstance(found, int) and found in ids:
             return found
     return 0
 

@@ -19,6 +19,7 @@ from jsonschema.validators import validator_for
 
 import llmserve.demo
 from llmserve.runtime import Generation, RequestError, Sampler, TransformersTokenizer
+from llmserve.runtime.answer import judge
 from llmserve.runtime.answer.params import read_params
 from llmserve.runtime.answer.text_formatter import TextFormatter
 
@@ -190,6 +191,20 @@ def test_a_day_that_is_written_exists(kind: str, day: str, exists: bool) -> None
     assert (written[:10] == day) == exists
     checker = Draft202012Validator.FORMAT_CHECKER
     Draft202012Validator(schema, format_checker=checker).validate({"when": written.upper()})
+
+
+@pytest.mark.parametrize("name", ["default", "const", "format", "properties"])
+def test_a_property_may_have_the_name_of_a_keyword(name: str) -> None:
+    day = {"type": "string", "format": "date"}
+    inner = {"type": "object", "properties": {name: day}, "required": [name],
+             "additionalProperties": False}  # fmt: skip
+    assert '"pattern"' in judge._with_leap_years(json.dumps(inner))
+    counted = {"type": "object", "minProperties": 3}
+    with pytest.raises(judge.UnenforceableError):
+        judge._check_keys({"type": "object", "properties": {name: counted}})
+    assert (
+        judge._with_leap_years('{"const": {"format": "date"}}') == '{"const": {"format": "date"}}'
+    )
 
 
 def test_a_value_that_looks_like_a_time_is_no_schema() -> None:
