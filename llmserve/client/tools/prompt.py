@@ -144,8 +144,8 @@ def _plain(messages: Sequence[Any]) -> list[Any]:
         turn, is_result = _plain_turn(message), _is_result(message)
         if after_result and _role(turn) == "user":
             # Many templates insist on turns that alternate.
-            text = f"{plain.pop()['content']}\n{_text(turn.get('content'))}"
-            turn = {**turn, "content": text}
+            before, own = plain.pop()["content"], turn.get("content")
+            turn = {**turn, "content": _joined("\n", before, own)}
         plain.append(turn)
         after_result = is_result
     return plain
@@ -153,7 +153,8 @@ def _plain(messages: Sequence[Any]) -> list[Any]:
 
 def _plain_turn(message: Any) -> Any:
     if _is_result(message):
-        text = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
+        content = message.get("content")
+        text = _joined("\n", "<tool_response>", content, "</tool_response>")
         return {"role": "user", "content": text}
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(calls, (list, tuple)) or not calls:
@@ -167,9 +168,9 @@ def _with_text(messages: list[Any], text: str) -> list[Any]:
     for index, message in enumerate(messages):
         role = _role(message)
         if role in ("system", "user"):
-            content = _text(message.get("content"))
+            content = message.get("content") or None
             parts = (content, text) if role == "system" else (text, content)
-            changed = {**message, "content": "\n\n".join(filter(None, parts))}
+            changed = {**message, "content": _joined("\n\n", *filter(None, parts))}
             return [*messages[:index], changed, *messages[index + 1 :]]
     return [{"role": "user", "content": text}, *messages]
 
@@ -188,6 +189,22 @@ def _call(call: Any) -> str:
     name, arguments = _dump(function.get("name")), function.get("arguments")
     written = arguments if isinstance(arguments, str) else _dump(arguments or {})
     return f'<tool_call>{{"name": {name}, "arguments": {written}}}</tool_call>'
+
+
+def _joined(separator: str, *contents: Any) -> str | list[Any]:
+    """Return contents as one: a text, or parts if some are images."""
+    if not any(map(_shows_image, contents)):
+        return separator.join(map(_text, contents))
+    parts: list[Any] = []
+    for content in contents:
+        parts += [{"type": "text", "text": separator}] if parts else []
+        is_list = isinstance(content, (list, tuple))
+        parts += content if is_list else [{"type": "text", "text": _text(content)}]
+    return parts
+
+
+def _shows_image(content: Any) -> bool:
+    return isinstance(content, (list, tuple)) and {"type": "image"} in content
 
 
 def _text(content: Any) -> str:

@@ -146,6 +146,8 @@ def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     tokenizer = parts.tokenizer
     _refuse_long(text or f"{messages or ''}{params.chat_template_kwargs or ''}", parts)
+    if params.image_url and (params.input_ids or not messages):
+        raise invalid_value("image_url", "needs messages that show the images")
     if params.input_ids:
         ids = _checked_ids(params.input_ids, tokenizer)
         text = tokenizer.decode(ids)
@@ -307,7 +309,7 @@ def _is_part(value: Any) -> bool:
     if value == _IMAGE:
         return True
     is_text = isinstance(value, dict) and value.get("type") == "text"
-    return is_text and isinstance(value.get("text"), str)
+    return is_text and value.keys() == {"type", "text"} and isinstance(value["text"], str)
 
 
 def _is_call(value: Any) -> bool:

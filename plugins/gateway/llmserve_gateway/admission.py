@@ -181,7 +181,10 @@ async def check_fits(request: ParsedRequest | ValueRequest, catalog: Catalog) ->
     messages = request.options.get("messages") or ()
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            size = len(prompt) + sum(len(message.get("content") or "") for message in messages)
+            contents = [message.get("content") or "" for message in messages]
+            parts = [p for c in contents if not isinstance(c, str) for p in c]
+            texts = [c for c in contents if isinstance(c, str)] + [p.get("text", "") for p in parts]
+            size = len(prompt) + sum(map(len, texts))
             limit, unit = longest, "characters"
         else:
             size, limit, unit = len(prompt), context, "tokens"

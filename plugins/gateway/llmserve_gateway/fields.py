@@ -109,6 +109,8 @@ class ParsedRequest:
         if messages:
             content = [messages, self.options.get("chat_template_kwargs")]
             size = len(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
+            images = self.options.get(IMAGE_URL.name, ())
+            size += len(images) * _IMAGE_TOKENS * BYTES_PER_TOKEN
         else:
             size = sum(
                 len(prompt.encode(errors="replace"))
@@ -142,6 +144,8 @@ _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,[A-Za-z0-9+/]+={0,2
 _EFFORT = re.compile(r"[a-z]{1,16}")
 # A token is seldom shorter.
 BYTES_PER_TOKEN = 3
+# Models make some hundreds to thousands of one.
+_IMAGE_TOKENS = 1000
 _TOKEN_IDS = range(INT32 + 1)
 TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": INT32}
 
@@ -378,6 +382,9 @@ def read_messages(
         raise bad_request(f"{name} must be a list with at least one message", name)
     images: list[str] = []
     messages = [_message(each, f"{name}[{index}]", images) for index, each in enumerate(value)]
+    most = int(OPTIONS[IMAGE_URL.name].high)
+    if len(images) > most:
+        raise bad_request(f"{name} has {len(images)} images: send at most {most}", name)
     return messages, {IMAGE_URL.name: images} if images else {}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmserve.client.model import ModelInfo, TensorInfo
+from llmserve.client.tools import prompt
 from llmserve.client.tools.formats import takes_tools
 from llmserve.client.tools.prompt import needs_tools, signature, with_tools_in_messages
 from llmserve.client.tools.request import Tools
@@ -205,3 +206,12 @@ def test_what_is_not_a_message_is_left_to_the_model(message: Any) -> None:
     result = with_tools_in_messages({"messages": [message, *TALK]}, tools())
     assert result["messages"][0] == message
     assert len(result["messages"]) == 4
+
+
+def test_images_stay_where_a_prompt_is_added() -> None:
+    image = {"type": "image"}
+    (message,) = prompt._with_text([{"role": "user", "content": [image]}], "TOOLS")
+    assert image in message["content"]
+    assert message["content"][0] == {"type": "text", "text": "TOOLS"}
+    result = prompt._plain_turn({"role": "tool", "content": [image], "tool_call_id": "1"})
+    assert result["content"].count(image) == 1

@@ -14,7 +14,7 @@ _MAX_PARTS = 32
 _MAX_BOUNDARY = 70
 """As RFC 2046 has it."""
 _MAX_TYPE = 1 << 10
-"""Of the header with the boundary: reading its parameters takes the square of its length."""
+"""Of the headers with parameters: reading its parameters takes the square of its length."""
 
 
 class Part(NamedTuple):
@@ -116,6 +116,8 @@ def _part(head: bytes) -> Part:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":
             disposition = value.strip()
+    if len(disposition) > _MAX_TYPE:
+        raise _too_long()
     return Part(_parameter(disposition, "name"), _filename(disposition))
 
 
