@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,11 @@ class Subject(Protocol):
     def describe(self) -> dict[str, str]:
         """Return what the server says of itself, such as its version."""
         ...
+
+
+def without_password(url: str) -> str:
+    """Return an address as a report may show it: the part before an @ may be a password."""
+    return re.sub(r"^([a-z]+://)?[^/?#]*@", r"\1", url, flags=re.IGNORECASE)
 
 
 def curl(url: str, body: str, *, stream: bool = False, key: str = "") -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from llmserve.certify.endpoint import Ask, Gone, Hostile, Message, Refusal, Reply, curl
+from llmserve.certify.endpoint import (
+    Ask,
+    Gone,
+    Hostile,
+    Message,
+    Refusal,
+    Reply,
+    curl,
+    without_password,
+)
 from llmserve.client.openai import KEY, OpenAIApi
 from llmserve.client.results import Logprob
 from llmserve.contract.tasks import GENERATE
@@ -37,8 +45,8 @@ class OpenAIEndpoint:
         always: Mapping[str, Any] | None = None,
         task: str = GENERATE,
     ) -> None:
-        # The part before an @ is sent nowhere, and must not be shown: it may be a password.
-        self._api = OpenAIApi(re.sub(r"^([a-z]+://)?[^/?#]*@", r"\1", url, flags=re.IGNORECASE))
+        # The part before an @ is sent nowhere.
+        self._api = OpenAIApi(without_password(url))
         self.url, self.model, self.chats = self._api.url, model, True
         self._timeout, self._always, self.task = timeout, dict(always or {}), task
         self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection

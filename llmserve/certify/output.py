@@ -48,7 +48,13 @@ def read_states(path: Path) -> dict[str, str]:
 
 def changes(before: dict[str, str], report: Report) -> list[Change]:
     """Return what has changed; that a check is not finished says nothing of the server."""
-    found = [Change(v.name, before.get(v.name), v.state, v.is_fault) for v in report.verdicts]
+
+    def is_worse(verdict: Verdict) -> bool:
+        """Whether it is a fault, or follows from one that it did not follow from before."""
+        is_known = before.get(verdict.cause) == "failed"
+        return verdict.is_fault or (verdict.state == "failed" and is_known)
+
+    found = [Change(v.name, before.get(v.name), v.state, is_worse(v)) for v in report.verdicts]
     known = {verdict.name for verdict in report.verdicts}
     found += [
         Change(name, state, None, False) for name, state in before.items() if name not in known

@@ -170,8 +170,9 @@ def _run(exam: Examination, check: Check) -> Verdict:
     except (Refusal, Gone) as error:
         state, words = "failed", f"a request fails: {error.problem}"
     except Exception as error:
-        # The other checks' verdicts must not be lost by a mistake in one, perhaps a plugin's.
-        state, words = "undecided", f"the check ends with {type(error).__name__}: {error}"
+        # The other checks' verdicts must not be lost by a mistake in one, perhaps a plugin's; but
+        # nothing is certified by it either, since what a server sent may have led to it.
+        state, words = "unfinished", f"the check ends with {type(error).__name__}: {error}"
     return Verdict(
         check.name,
         state,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmserve.certify.encoder import QUERY
-from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl
+from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl, without_password
 from llmserve.client import Client, Completion, Piece, parse_url
 from llmserve.client.messages import input_of
 from llmserve.contract.options import OPTIONS
@@ -44,7 +44,7 @@ class TritonEndpoint:
             name for name in OPTIONS if input_of(self._info, name) or name in (always or {})
         )
         self._always = dict(always or {})
-        self._http = http_url
+        self._http = http_url and without_password(http_url)
 
     def describe(self) -> dict[str, str]:
         version = self._info.made_by_llmserve

@@ -69,6 +69,8 @@ class TritonSender:
 
 _CLOSED_AT_ONCE = 64
 """The connections that a server may have closed when one of them is used again."""
+_NOTICED_WITHIN = 0.05
+"""Seconds after which it is not the connection that was closed before."""
 
 
 class OpenAISender:
@@ -114,10 +116,13 @@ class OpenAISender:
         A server may close connections while nothing is sent, and tell nobody in time.
         """
         for left in reversed(range(_CLOSED_AT_ONCE)):
+            began = time.monotonic()
             try:
                 await self._post(post, parts)
             except self._left as error:
-                if parts or not left or isinstance(error, self._never_there):
+                # A server that has worked on the request has failed.
+                is_late = time.monotonic() - began > _NOTICED_WITHIN
+                if parts or is_late or not left or isinstance(error, self._never_there):
                     raise
             else:
                 return

@@ -102,10 +102,12 @@ def test_a_baseline_tells_what_has_changed(tmp_path: Path) -> None:
         read_states(file)
 
 
-def test_what_follows_from_a_known_failure_is_no_worse() -> None:
+def test_a_failure_that_was_known_does_not_explain_another_that_is_new() -> None:
     now = report(BAD, verdict("b", "failed", cause="a"))
     (found,) = changes({"a": "failed", "b": "passed"}, now)
-    assert (found.name, found.is_worse) == ("b", False)
+    assert (found.name, found.is_worse) == ("b", True)
+    worse = {c.name: c.is_worse for c in changes({"a": "passed", "b": "passed"}, now)}
+    assert worse == {"a": True, "b": False}
 
 
 def test_that_the_budget_ends_a_check_is_no_change() -> None:

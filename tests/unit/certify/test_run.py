@@ -31,7 +31,7 @@ def test_a_check_that_ends_with_an_error_loses_no_other() -> None:
     first, second = verdicts(
         Examination(Scripted(lambda prompt, asked: " yes")), "repeatable", more=[own]
     )
-    assert (first.state, second.state) == ("undecided", "passed")
+    assert (first.state, second.state) == ("unfinished", "passed")
     assert first.words == "the check ends with LookupError: no such place"
 
 
