@@ -25,7 +25,7 @@ from llmserve_cli.on_demand import (
     take_on_demand,
 )
 from llmserve_cli.served import options_of, served_repository
-from llmserve_cli.servers import REPOSITORY_FOLDER
+from llmserve_cli.servers import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -329,6 +329,9 @@ def _checked(
     problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)
+    if any(problem.code == "port_in_use" for problem in problems):
+        for server in find_servers():
+            click.echo(f"llmserve: note: another serve runs here, {server}", err=True)
     if problems:
         raise problems[0].error()
     return settings, left_out

@@ -210,9 +210,14 @@ def key() -> None:
 def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 
+    The key is shown this once. To withdraw it, delete its entry from the file, also while a gateway
+    runs.
+
     \b
     llmserve key new alice --file keys.json
+    llmserve serve --keys keys.json
     """
     from llmserve_gateway.keys import new_key
 
     click.echo(new_key(file, name, models=list(models), **limits))
+    click.echo(f"its hash is in {file}, for --keys {file}", err=True)
