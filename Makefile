@@ -157,7 +157,8 @@ kills: .venv/.ready
 	@echo "Setting up .venv with $$($(PYTHON) --version); the first time takes minutes"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -r requirements.txt
+	@$(BIN)/python -m pip install --quiet -r requirements.txt || { \
+		echo "If nvidia-pytriton was not found: it is for Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12)"; exit 1; }
 	@touch $@
 
 # The plugin that is fastest without a GPU.
