@@ -88,7 +88,7 @@ def weight(path: str) -> float:
     folder = path.partition("/")[0]
     if path in MOVED or path.startswith("reference/python/"):
         return 0.2
-    return {"start": 2.0, "guides": 2.0, "benchmarks.md": 0.3, "concepts": 0.7}.get(folder, 1.0)
+    return {"start": 2.0, "guides": 2.0, "benchmarks.md": 0.3, "concepts": 0.3}.get(folder, 1.0)
 
 
 def with_links(text: str, source: Path, page: str) -> str:

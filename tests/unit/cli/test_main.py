@@ -156,6 +156,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
     ("words", "message"),
     [
         (["biuld"], "no command is called 'biuld': did you mean 'build'?"),
+        (["help"], "no command is called 'help': see llmserve --help"),
         (["plugin", "nwe"], "no command is called 'nwe': did you mean 'new'?"),
         (["serve", "--runtime", "x"], "--runtime cannot be 'x': choose one of auto, embedded, "),
         (
