@@ -248,11 +248,9 @@ def serve(
                 keep_logs=lambda: chosen or went_wrong(),
             )
         )
-        click.echo(_summary(servers, running), err=True)
+        click.echo(_summary(servers, running, offered), err=True)
         for note in servers[0].notes:
             click.echo(f"llmserve: note: {note}", err=True)
-        if on_demand:
-            click.echo(f"  on demand {', '.join(offered)}", err=True)
         supervisor = Supervisor(
             replicas, servers, running, _notify, control, on_demand=on_demand, offered=offered
         )
@@ -380,7 +378,9 @@ def _without_broken(
     return replace(settings, models=rest), left_out, []
 
 
-def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) -> str:
+def _summary(
+    servers: Sequence[Server], frontends: Sequence[RunningFrontend], offered: Sequence[str]
+) -> str:
     server = servers[0]
     models = sorted(name for name, state in server.models().items() if state == "READY")
     by_backend: dict[str, list[str]] = {}
@@ -394,7 +394,8 @@ def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) ->
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",
             *(f"  replica  grpc {s.grpc_url}, log in {s.log_file}" for s in servers[1:]),
-            f"  models   {', '.join(models)}",
+            *([f"  models   {', '.join(models)}"] if models else ()),
+            *([f"  on demand: {', '.join(offered)}"] if offered else ()),
             *([f"  left out {', '.join(server.failures)}"] if server.failures else ()),
             *(
                 f"  stand-in for {backend}, in Python: {', '.join(names)}"

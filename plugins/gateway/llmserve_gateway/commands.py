@@ -220,4 +220,4 @@ def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     from llmserve_gateway.keys import new_key
 
     click.echo(new_key(file, name, models=list(models), **limits))
-    click.echo(f"its hash is in {file}, for --keys {file}", err=True)
+    click.echo(f"its hash is in {file}, which --keys reads", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,3 +31,13 @@ def test_a_port_in_use_names_the_serve_that_runs_here(
         result = CliRunner().invoke(cli, words, standalone_mode=False)
     assert f"port {port} for http is in use" in str(result.exception)
     assert "note: another serve runs here, 127.0.0.1:8001 of /there\n" in result.stderr
+
+
+def test_what_is_loaded_on_demand_is_listed_with_the_addresses() -> None:
+    server: Any = SimpleNamespace(
+        runtime="Triton", log_file="log", http_url="h", grpc_url="g", metrics_url="m", failures={},
+        models=dict, stand_ins=dict,
+    )  # fmt: skip
+    lines = serve_module._summary([server], [], ["a", "b"]).splitlines()
+    assert lines[-2:] == ["  on demand: a, b", "Ctrl-C stops it."]
+    assert not any(line.startswith("  models") for line in lines)
