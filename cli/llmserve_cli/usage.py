@@ -58,7 +58,9 @@ def _choices(param: click.Parameter, ctx: click.Context) -> tuple[list[str], boo
 
 
 def _name(param: click.Parameter) -> str:
-    return max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name).upper()
+    return (
+        max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+    )
 
 
 def _one_line(text: str) -> str:

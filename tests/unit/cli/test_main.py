@@ -168,6 +168,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["run", "demo", "Hi", "--max-tokens", "0"], "--max-tokens: 0 is not in the range x>=1"),
         (["run", "demo", "Hi", "--top-p", "0"], "--top-p: 0.0 is not in the range 0<x<=1"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
+        (["batch", "none", "out"], "INPUT: Path 'none' does not exist"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
         (["build"], "build needs --model: a local folder or GGUF file, a model's id "),
         (
