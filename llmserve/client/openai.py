@@ -123,8 +123,11 @@ class OpenAIApi:
         return RequestTimeoutError(problem, hint="allow more time, or ask for less")
 
     def unreachable(self, error: Exception) -> UnreachableError:
+        number = (isinstance(error, OSError) and error.errno) or 0
+        # Those of names are negative, and say it themselves.
+        words = os.strerror(number) if number > 0 else getattr(error, "strerror", None)
         # What a server sends instead of a response may have control characters.
-        reason = repr(str(error))[1:-1] or type(error).__name__
+        reason = repr(str(words or error))[1:-1] or type(error).__name__
         return UnreachableError(
             f"no server answers at {self.url}: {reason}",
             hint="start one with `llmserve gateway`, or give another address with --openai",
