@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
+	@echo "Next: make run for a conversation with a real model, or . .venv/bin/activate and llmserve run demo"
 
 # A conversation with MODEL: an id on the Hugging Face hub, a folder or a GGUF file; with a PROMPT, one
 # answer. Without a MODEL it is a real chat model of 135 M parameters, which the index for Python
