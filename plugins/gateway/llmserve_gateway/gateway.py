@@ -342,6 +342,15 @@ class Gateway:
         if isinstance(key, BatchKey):
             key.is_charged = take
 
+    def _charge_answer(self, key: Key | None, tokens: int) -> None:
+        """Count the tokens of an answer, but those of a line only once if it is asked again."""
+        if not key or not self.keys:
+            return
+        if isinstance(key, BatchKey):
+            tokens = max(0, tokens - key.answer_tokens)
+            key.answer_tokens += tokens
+        self.keys.charge_answer(key, tokens)
+
     async def answer(self, scope: Any, receive: Receive, send: Send, dialect: AnyDialect) -> None:
         """Respond to one request, and record its outcome."""
         headers = {
@@ -428,8 +437,7 @@ class Gateway:
                 finally:
                     record.input_tokens = usage.input_tokens
                     record.output_tokens = usage.output_tokens
-                    if key and self.keys:
-                        self.keys.charge_answer(key, record.output_tokens)
+                    self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
 
     async def _exchange(
