@@ -541,7 +541,7 @@ def test_a_request_for_all_slots_has_its_turn_between_lines_of_batches() -> None
                 await asyncio.sleep(0.01 * int(name))
 
         async def live() -> None:
-            async with admission.admit("m", 1, 4):
+            async with admission.admit(4):
                 order.append("live")
 
         await asyncio.gather(beside("1"), beside("2"), live(), beside("3"), beside("4"))
