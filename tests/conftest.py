@@ -64,8 +64,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell a run that was cut short from one in which tests failed: these alone are run again."""
-    if session.config.stash.get(_WORKER_DIED, False):
+    """Tell a run that was cut short from one in which tests failed: these alone are run again.
+
+    Nothing is after one that its user has interrupted.
+    """
+    died = session.config.stash.get(_WORKER_DIED, False)
+    if died and session.exitstatus != pytest.ExitCode.INTERRUPTED:
         session.exitstatus = 70
 
 
