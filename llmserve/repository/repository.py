@@ -165,7 +165,7 @@ class Repository:
         return self.models[name].parts if name in self.models else ()
 
     def with_parts(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return models in loading order: the parts of an ensemble before itself."""
+        """Return models in loading order: a model's parts before itself."""
         return tuple(dict.fromkeys(part for name in names for part in (*self.parts_of(name), name)))
 
     def references(self, names: Iterable[str] | None = None) -> list[str]:
