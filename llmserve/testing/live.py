@@ -92,7 +92,7 @@ class LiveTriton:
         """Unload and load concurrently: each takes seconds, in a separate process."""
         with ThreadPoolExecutor(1 + len(unneeded)) as pool:
             jobs = [pool.submit(self.server.load, *models, timeout=_LOAD_TIMEOUT)]
-            # The ensemble first: Triton keeps the models that an ensemble needs.
+            # Before its parts: Triton keeps the models that an ensemble needs.
             jobs += [pool.submit(self._unload, *reversed(parts)) for parts in unneeded]
             for job in jobs:
                 job.result()
