@@ -43,7 +43,10 @@ class BatchRequest:
 
 
 class BatchRequests:
-    """The requests of a file to these ``endpoints``; ``many`` and ``longest`` bound its lines."""
+    """The requests of a file to these ``endpoints``; ``many`` and ``longest`` bound its lines.
+
+    ``longest_name`` bounds what of each line stays in memory: its ``custom_id`` and its model.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,9 @@ class BatchRequests:
         endpoints: Sequence[str] = BATCH_ENDPOINTS,
         many: int | None = None,
         longest: int | None = None,
+        longest_name: int | None = None,
     ) -> None:
+        self._longest_name = longest_name
         try:
             self.file = path.open("rb", buffering=1 << 16)
         except OSError as error:
@@ -106,6 +111,10 @@ class BatchRequests:
             if line.strip(b" \t\r\n" + _MARK if number == 1 else None):
                 content = _parsed(path, number, line)
                 custom_id, endpoint, model = _fields(path, number, content, endpoints)
+                for field, value in (("custom_id", custom_id), ("model", model)):
+                    if self._longest_name is not None and len(value) > self._longest_name:
+                        what = f"has a {field} of over {self._longest_name} characters"
+                        raise BatchFileError(path, what, hint="shorten it", line=number)
                 first = numbers.setdefault(custom_id, number)
                 if first != number:
                     what = f"has the custom_id of line {first}"

@@ -139,16 +139,29 @@ def _one_line(text: Any) -> str:
 def _plain(messages: Sequence[Any]) -> list[Any]:
     """Return a conversation without calls and results, which becomes text of the same turns."""
     plain: list[Any] = []
+    contents: list[list[Any]] = []
     after_result = False
     for message in messages:
         turn, is_result = _plain_turn(message), _is_result(message)
         if after_result and _role(turn) == "user":
             # Many templates insist on turns that alternate.
-            before, own = plain.pop()["content"], turn.get("content")
-            turn = {**turn, "content": _joined("\n", before, own)}
-        plain.append(turn)
+            contents[-1].append(turn.get("content"))
+            plain[-1] = turn
+        else:
+            contents.append([turn.get("content")] if isinstance(turn, Mapping) else [])
+            plain.append(turn)
         after_result = is_result
-    return plain
+    return [
+        {**turn, "content": _in_turn(own)} if len(own) > 1 else turn
+        for turn, own in zip(plain, contents, strict=True)
+    ]
+
+
+def _in_turn(contents: Sequence[Any]) -> str | list[Any]:
+    """Return contents of one turn as one; texts before the first image are one part."""
+    first = next((i for i, content in enumerate(contents) if _shows_image(content)), len(contents))
+    before = [_joined("\n", *contents[:first])] if first else []
+    return _joined("\n", *before, *contents[first:])
 
 
 def _plain_turn(message: Any) -> Any:

@@ -385,9 +385,9 @@ class Routes:
 
     async def _model_name(self, fields: Fields, key: Key | None) -> str:
         offered = await self._offered(key)
-        if len(offered) == 1 and fields.take("model") in (None, offered[0]):
+        name: str | None = fields.text("model", required=len(offered) != 1)
+        if name is None:
             return offered[0]
-        name: str = fields.text("model")
         self._gateway.check_model(key, name)
         return name
 

@@ -46,7 +46,7 @@ async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, A
         raise bad_request(f"the request is not JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):
         raise bad_request("the request is not a JSON object")
-    _check_depth(content)
+    check_depth(content)
     return content
 
 
@@ -104,7 +104,8 @@ async def discard(receive: Receive) -> None:
         await asyncio.wait_for(read(), _DISCARD_SECONDS)
 
 
-def _check_depth(content: Any) -> None:
+def check_depth(content: Any) -> None:
+    """Refuse what is nested too deeply for what reads it later."""
     level = [content]
     for _ in range(MAX_DEPTH):
         level = [

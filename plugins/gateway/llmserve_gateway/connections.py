@@ -21,6 +21,8 @@ from typing import Any, Literal, NamedTuple
 import httptools
 
 _MAX_HEAD_BYTES = 64 << 10
+_MAX_FRAME_BYTES = 64 << 10
+"""Of a body in chunks, between two pieces or after the last, where more headers may come."""
 _HEAD_END = b"\r\n\r\n"
 _HEAD_TOO_LONG = b"\r\n".join(
     [b"HTTP/1.1 431 Request Header Fields Too Large", b"content-length: 0", b"connection: close"]
@@ -124,6 +126,8 @@ class Connection(asyncio.Protocol):
         self._part_since = self._idle_since = time.monotonic()
         self._begun = self._answered = self._running = 0
         self._head_bytes = 0
+        self._frame_bytes = 0
+        """What has arrived of a body that is none of its content, since the last piece of that."""
         self._by_line = True
         self._line = b""
         self._last = b""
@@ -220,6 +224,8 @@ class Connection(asyncio.Protocol):
             else:
                 head = (self._last + data).partition(_HEAD_END)[0]
                 self._head_bytes += max(0, len(head) - len(self._last))
+        else:
+            self._frame_bytes += len(data)
         self._last = data[1 - len(_HEAD_END) :]
         if self._head_bytes + len(self._line) > _MAX_HEAD_BYTES:
             self._transport.write(b"" if self._running else _HEAD_TOO_LONG)
@@ -228,7 +234,11 @@ class Connection(asyncio.Protocol):
             # The inner protocol refuses the request, or answers it as one of HTTP.
             with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
                 self._parser.feed_data(data)
-            self.inner.data_received(data)
+            if self._frame_bytes > _MAX_FRAME_BYTES:
+                # The inner protocol keeps all headers, however many come behind a body.
+                self._transport.close()
+            else:
+                self.inner.data_received(data)
 
     def eof_received(self) -> bool | None:
         return None if self.inner is None else self.inner.eof_received()
@@ -260,10 +270,16 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._part, self._part_since = "body", time.monotonic()
+        self._frame_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        del body
+        self._frame_bytes = 0
 
     def on_message_complete(self) -> None:
         self._body_seconds = None
         self._part, self._head_bytes = "", 0
+        self._frame_bytes = 0
 
     def _begin_head(self, *, by_line: bool) -> None:
         """Begin a head, line by line unless the end of its predecessor came with its beginning."""

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from llmserve.client import Tools
@@ -20,6 +21,7 @@ from llmserve.runtime.contract import (
     OPTIONS,
     RequestOption,
 )
+from llmserve_gateway.bodies import check_depth
 from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128
@@ -103,31 +105,40 @@ class ParsedRequest:
         """Whether an answer may contain several tool calls."""
         return self.tools is None or self.tools.parallel
 
-    @property
+    @cached_property
     def estimated_tokens(self) -> int:
         """A rough count of the prompt tokens; the model counts them exactly."""
-        messages = self.options.get("messages")
-        if messages:
-            content = [messages, self.options.get("chat_template_kwargs")]
-            size = len(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
-            images = self.options.get(IMAGE_URL.name, ())
-            size += len(images) * _IMAGE_TOKENS * BYTES_PER_TOKEN
-        else:
-            size = sum(
-                len(prompt.encode(errors="replace"))
-                if isinstance(prompt, str)
-                else len(prompt) * BYTES_PER_TOKEN
-                for prompt in self.prompts
-            )
+        images = len(self.options.get(IMAGE_URL.name, ())) * _IMAGE_TOKENS * BYTES_PER_TOKEN
+        size = self._prompt_bytes + images
         return size * self.answers_per_prompt // BYTES_PER_TOKEN + 1
 
     @property
     def held_tokens(self) -> int:
         """What it counts as while it waits: images and schemas are in memory as well."""
+        return self.estimated_tokens + self._other_bytes // HELD_BYTES_PER_TOKEN
+
+    @property
+    def sent_bytes(self) -> int:
+        """About how much is sent to the model: all of it for each answer."""
+        return self.answers_per_prompt * (self._prompt_bytes + self._other_bytes)
+
+    @cached_property
+    def _prompt_bytes(self) -> int:
+        if messages := self.options.get("messages"):
+            content = [messages, self.options.get("chat_template_kwargs")]
+            return len(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
+        return sum(
+            len(prompt.encode(errors="replace"))
+            if isinstance(prompt, str)
+            else len(prompt) * BYTES_PER_TOKEN
+            for prompt in self.prompts
+        )
+
+    @property
+    def _other_bytes(self) -> int:
         values = self.options.values()
         texts = [each for value in values for each in (value if type(value) is list else [value])]
-        held = sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
-        return self.estimated_tokens + held // HELD_BYTES_PER_TOKEN
+        return sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
 
     def model_calls(self) -> list[tuple[str, dict[str, Any]]]:
         """Return a prompt and options for each answer."""
@@ -443,6 +454,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise bad_request(f"{where}: the arguments of {name!r:.80} are not a JSON object", where)
+    check_depth(parsed)
     result = {"type": "function", "function": {"name": name, "arguments": parsed}}
     return {"id": call["id"], **result} if isinstance(call.get("id"), str) else result
 

@@ -75,10 +75,18 @@ class HeaderChecks:
             return
         if origin in (self._origins or ()):
             return
-        if site is None and origin is not None and urlsplit(origin).netloc == host:
+        if site is None and origin is not None and _netloc(origin) == host:
             return
         what = f"pages of {(origin or 'another origin')[:200]!r} may not use this gateway: "
         raise ApiError(403, what + "start it with --cors-origin", code="origin_not_allowed")
+
+
+def _netloc(origin: str) -> str | None:
+    """Return the host and port of an origin, None if it is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _name(host: str) -> str:

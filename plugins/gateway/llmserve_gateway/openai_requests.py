@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmserve.runtime.contract import OPTIONS
-from llmserve_gateway.errors import bad_request
+from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     MAX_ANSWERS,
     Fields,
@@ -24,6 +24,8 @@ from llmserve_gateway.fields import (
 _LOGPROBS, _MAX_TOKENS = OPTIONS["logprobs"], OPTIONS["max_tokens"]
 _TEMPLATE = OPTIONS["chat_template_kwargs"]
 BUDGET = OPTIONS["thinking_token_budget"].name
+_MAX_BYTES = 16 << 20
+"""How large a request may be together with its copies for several answers."""
 
 
 def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
@@ -102,7 +104,7 @@ def _parsed(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any)
     if stream_options and not stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
     stream_fields = Fields(stream_options)
-    return ParsedRequest(
+    request = ParsedRequest(
         model=model,
         prompts=prompts,
         options=without_none(options),
@@ -113,6 +115,11 @@ def _parsed(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any)
         unknown=fields.unknown(),
         **extra,
     )
+    if count > 1 and request.sent_bytes > _MAX_BYTES:
+        what = f"n: {count} answers to a request of this size: the model would get it {count} times"
+        raise ApiError(413, f"{what}, over {_MAX_BYTES >> 20} MB", param="n",
+                       code="request_too_large")  # fmt: skip
+    return request
 
 
 def _sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:

@@ -113,7 +113,7 @@ class Replicas:
     async def generate(
         self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
     ) -> Completion:
-        request = _Request(model, blocks(model, prompt, options), timeout)
+        request = _Request(model, self._blocks(model, prompt, options), timeout)
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -140,7 +140,7 @@ class Replicas:
     async def stream(
         self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
     ) -> AsyncGenerator[Piece, None]:
-        request = _Request(model, blocks(model, prompt, options), timeout)
+        request = _Request(model, self._blocks(model, prompt, options), timeout)
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -179,6 +179,10 @@ class Replicas:
         while len(self._readers) > _MAX_REMEMBERED:
             self._readers.popitem(last=False)
         return chosen
+
+    def _blocks(self, model: str, prompt: str, options: Mapping[str, Any]) -> Sequence[bytes]:
+        # One replica reads all prompts anyway.
+        return blocks(model, prompt, options) if len(self.all) > 1 else ()
 
     def _serving(self, model: str) -> list[Replica]:
         return [replica for replica in self.all if replica.serves(model)] or self.all

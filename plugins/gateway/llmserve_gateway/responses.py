@@ -98,20 +98,21 @@ def _message(item: Any, where: str) -> Any:
 def _with_joined_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Move calls into the assistant message before them, where chat templates expect them."""
     result: list[dict[str, Any]] = []
+    # Put together at the end: there may be very many.
+    thoughts: list[tuple[dict[str, Any], list[str]]] = []
     for message in messages:
         previous = result[-1] if result else {}
         if _is_thought(previous) and message["role"] == "assistant":
-            thoughts = (each.get("reasoning_content") for each in (previous, message))
-            result[-1] = {
-                **previous,
-                **message,
-                "reasoning_content": "".join(filter(None, thoughts)),
-            }
+            if not thoughts or thoughts[-1][0] is not previous:
+                thoughts.append((previous, [previous.get("reasoning_content") or ""]))
+            thoughts[-1][1].append(message.get("reasoning_content") or "")
+            previous.update(message)
         elif message.get("tool_calls") and previous.get("role") == "assistant":
-            calls = [*previous.get("tool_calls", ()), *message["tool_calls"]]
-            result[-1] = {**previous, "tool_calls": calls}
+            previous.setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             result.append(message)
+    for message, parts in thoughts:
+        message["reasoning_content"] = "".join(parts)
     return result
 
 

@@ -472,6 +472,23 @@ def test_a_model_without_requests_has_metrics_to_scale_by() -> None:
     assert 'vllm:num_requests_running{model_name="m"} 0.0' in metrics.text().decode()
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_a_model_that_is_not_the_only_one_is_named_in_the_refusal(path: str) -> None:
+    body = {"model": "other", "prompt": "Hi", "tokens": [1]}
+    error = request_via(Missing(), path, json=body).json()["error"]
+    assert (error["code"], "'other'" in error["message"]) == ("model_not_found", True)
+    assert "does not report" in request_via(Triton(), path, json={**body, "model": None}).text
+    nameless = request_via(Triton(), path, json={**body, "model": 1}).json()["error"]
+    assert nameless["param"] == "model"
+
+
+class Missing(Triton):
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        if name != "m":
+            raise ModelNotReadyError(f"there is no model {name!r}")
+        return await super().model(name, refresh=refresh)
+
+
 def test_only_metrics_can_be_opened(tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "me")
     settings = Settings(NO_TRITON, keys=tmp_path / "keys", open_metrics=True)

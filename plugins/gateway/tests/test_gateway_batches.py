@@ -221,6 +221,8 @@ def test_openais_client_uploads_a_file_and_gets_its_answers(tmp_path: Path) -> N
         (content_of([line("1", body={"model": "m", "stream": True})]), 1, "asks for a stream"),
         (content_of([line(str(n)) for n in range(4)]), None, "has more than 3 requests"),
         (content_of([line("1"), line("2", "x" * 300)]), 2, "is over 300 bytes"),
+        (content_of([line("1"), line("2" * 31)]), 2, "has a custom_id of over 30 characters"),
+        (content_of([line("1", body={"model": "m" * 31})]), 1, "has a model of over 30"),
     ],
 )
 def test_a_file_that_is_none_of_requests_fails_its_batch(
@@ -232,6 +234,7 @@ def test_a_file_that_is_none_of_requests_fails_its_batch(
 ) -> None:
     monkeypatch.setattr(runner, "MAX_REQUESTS", 3)
     monkeypatch.setattr(runner, "MAX_BYTES", 300)
+    monkeypatch.setattr(runner, "MAX_NAME", 30)
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:

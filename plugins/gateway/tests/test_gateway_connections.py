@@ -251,6 +251,29 @@ def test_headers_that_are_too_long_are_refused() -> None:
         assert ask(port, LIVE[:-2] + b"x: %s\r\n\r\n" % (b"x" * 30_000)).startswith(b"HTTP/1.1 200")
 
 
+def test_what_comes_behind_a_body_is_bounded() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"2\r\n{}\r\n"
+    endless = {
+        "many headers": (b"0\r\n", b"a: b\r\n" * 1000),
+        "a long header": (b"0\r\na: ", b"b" * 1000),
+        "an extension of a chunk": (b"1;", b"a=b;" * 1000),
+    }
+    with gateway_command() as port:
+        for name, (begin, more) in endless.items():
+            sent = 0
+            with connect(port) as client, suppress(ConnectionError):
+                client.sendall(head + body + begin)
+                while sent < 30_000_000:
+                    sent += client.send(more)
+            # Those of the system's own buffers too.
+            assert sent < 20_000_000, name
+        few = head + body + b"0\r\n" + b"a: b\r\n" * 1000 + b"\r\n"
+        assert ask(port, few).startswith(b"HTTP/1.1 400")
+        pieces = b"1\r\n \r\n" * 30_000
+        assert ask(port, head + pieces + body + b"0\r\n\r\n" + LIVE).startswith(b"HTTP/1.1 400")
+
+
 @pytest.mark.long
 def test_a_client_that_reads_no_responses_is_disconnected() -> None:
     with gateway_process("unread_seconds=1") as (_, port), socket.socket() as idle:

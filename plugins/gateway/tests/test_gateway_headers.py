@@ -72,6 +72,7 @@ FORM = {"content-type": "text/plain"}
     ("headers", "allowed"),
     [
         (EVIL, False), (EVIL | FORM, False), ({"origin": "null"}, False),
+        ({"origin": "http://[::1"}, False),
         ({"origin": "http://127.0.0.1:3000"}, False), ({"origin": "http://localhost:8080"}, False),
         (EVIL | {"sec-fetch-site": "cross-site"}, False), ({"sec-fetch-site": "same-site"}, False),
         ({"sec-fetch-site": "cross-site"}, False),

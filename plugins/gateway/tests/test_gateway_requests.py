@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -316,6 +317,66 @@ def test_many_blocks_of_thinking_are_read_in_linear_time() -> None:
     began = time.process_time()
     read_messages_request({"model": "m", "max_tokens": 1, "messages": messages})
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("item", "most"),
+    [
+        ({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}, 40_000),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 80}]}, 25_000),
+    ],
+)
+def test_many_items_of_one_turn_are_joined_in_linear_time(item: Any, most: int) -> None:
+    began = time.process_time()
+    request = read_response_request({"model": "m", "input": [item] * most})
+    assert time.process_time() - began < 2.5
+    (turn,) = request.options["messages"]
+    thought = len(turn.get("reasoning_content", "")) // 80
+    assert len(turn.get("tool_calls", ())) + thought == most
+
+
+def test_thoughts_join_what_comes_after_them() -> None:
+    thoughts = [{"type": "reasoning", "summary": [{"text": text}]} for text in ("a", "b")]
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    said = {"role": "assistant", "content": "c"}
+    items = [*thoughts, call, call, *thoughts, said, call, said]
+    turns = read_response_request({"model": "m", "input": items}).options["messages"]
+    seen = [
+        (turn.get("reasoning_content"), turn["content"], len(turn.get("tool_calls", ())))
+        for turn in turns
+    ]
+    assert seen == [("ab", None, 2), ("ab", "c", 1), (None, "c", 0)]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"chat_template_kwargs": {"a": "x" * 200_000}},
+        {"messages": [{"role": "user", "content": "x" * 200_000}]},
+        {"structured_outputs": {"grammar": "x" * 200_000}},
+    ],
+)
+def test_what_several_answers_multiply_is_limited(field: dict[str, Any]) -> None:
+    assert read_chat({**CHAT, **deepcopy(field), "n": 50}).answer_count == 50
+    with pytest.raises(ApiError) as caught:
+        read_chat({**CHAT, **field, "n": 100})
+    error = caught.value
+    assert (error.status, error.code, error.param) == (413, "request_too_large", "n")
+
+
+def test_ids_for_several_answers_are_limited() -> None:
+    body = {"model": "m", "prompt": [1] * 100_000}
+    assert read_completion({**body, "n": 50}).answer_count == 50
+    with pytest.raises(ApiError, match="over 16 MB"):
+        read_completion({**body, "n": 100})
+
+
+@pytest.mark.parametrize("depth", [70, 200])
+def test_arguments_of_calls_are_nested_no_deeper_than_requests(depth: int) -> None:
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(ApiError, match="64 levels deep"):
+        read_chat({**CHAT, "messages": [{"role": "assistant", "tool_calls": [call]}]})
 
 
 def test_anthropics_fields_are_done_or_refused_by_name() -> None:

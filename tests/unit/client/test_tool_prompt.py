@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.client.tools import prompt
@@ -206,6 +208,37 @@ def test_what_is_not_a_message_is_left_to_the_model(message: Any) -> None:
     result = with_tools_in_messages({"messages": [message, *TALK]}, tools())
     assert result["messages"][0] == message
     assert len(result["messages"]) == 4
+
+
+IMAGE = [{"type": "image"}]
+RESULTS = st.one_of(
+    st.none(), st.sampled_from(["a", "", "b\nc"]), st.just(IMAGE),
+    st.just([{"type": "text", "text": "d"}]), st.just([{"type": "text", "text": "e"}, *IMAGE]),
+)  # fmt: skip
+
+
+@given(st.lists(RESULTS, min_size=1, max_size=6), st.one_of(st.just("none"), RESULTS))
+def test_results_are_joined_as_if_one_by_one(results: list[Any], after: Any) -> None:
+    messages = [{"role": "tool", "content": content} for content in results]
+    if after != "none":
+        messages.append({"role": "user", "content": after})
+    turns = [prompt._plain_turn(message)["content"] for message in messages]
+    whole = turns[0]
+    for turn in turns[1:]:
+        whole = prompt._joined("\n", whole, turn)
+    content = whole if len(messages) > 1 or after == "none" else turns[0]
+    assert with_tools_in_messages({"messages": messages}, None)["messages"] == [
+        {"role": "user", "content": content}
+    ]
+
+
+@pytest.mark.parametrize("first", ["x", IMAGE])
+def test_very_many_results_are_joined_in_linear_time(first: Any) -> None:
+    results = [{"role": "tool", "content": content} for content in [first, *["x" * 60] * 40_000]]
+    began = time.process_time()
+    (turn,) = with_tools_in_messages({"messages": results}, None)["messages"]
+    assert time.process_time() - began < 2.5
+    assert turn["role"] == "user"
 
 
 def test_images_stay_where_a_prompt_is_added() -> None:

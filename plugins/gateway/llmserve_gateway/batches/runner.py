@@ -27,6 +27,8 @@ log = logging.getLogger("llmserve.gateway")
 
 MAX_REQUESTS = 50_000
 """The requests of a batch."""
+MAX_NAME = 512
+"""The characters of a request's ``custom_id``, and of its model: these are in memory."""
 _OPEN, _OPEN_OF_ONE = 8, 2
 """How many batches are in memory: of all keys together, and of one."""
 _KEPT = 1000
@@ -169,6 +171,7 @@ class Runner:
             "endpoints": (batch.endpoint,),
             "many": MAX_REQUESTS,
             "longest": MAX_BYTES,
+            "longest_name": MAX_NAME,
         }
         with ExitStack() as stack:
             requests = await in_thread(BatchRequests, source, **limits)
