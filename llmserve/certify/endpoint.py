@@ -56,6 +56,8 @@ class Refusal(LLMServeError):
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
         self.status, self.words = status, words
+        self.ask: Ask | None = None
+        """What was asked."""
 
     @property
     def is_orderly(self) -> bool:
@@ -65,6 +67,16 @@ class Refusal(LLMServeError):
 
 class Gone(LLMServeError):
     """No answer came: the connection failed, or the time is over."""
+
+    def __init__(self, problem: str, *, hint: str | None = None, got: str = "") -> None:
+        super().__init__(problem, hint=hint)
+        self.got = got or problem
+        self.ask: Ask | None = None
+        """What was asked."""
+
+
+class Malformed(Gone):
+    """Something came that is no answer by the rules of the API; ``got`` is what."""
 
 
 class Hostile(NamedTuple):
