@@ -90,7 +90,13 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     metavar="REQUESTS,TIME",
     help="The most requests, and the longest time.",
 )
-@click.option("--timeout", type=float, default=120.0, show_default=True, help="Of one request.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 10**6, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Of one request.",
+)
 @click.option("--report", type=_FOLDER, metavar="DIR", help="Write a page to this folder.")
 @click.option(
     "--json", "json_file", type=_OUT, metavar="FILE", help="Save the report as JSON; - prints it."
