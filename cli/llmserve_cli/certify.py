@@ -248,7 +248,7 @@ def _save(path: Path, text: str) -> str:
 
 
 def _print(report: Report, changed: list[Change] | None) -> None:
-    from llmserve.certify.output import evidence
+    from llmserve.certify.output import change_lines, evidence
     from llmserve.certify.page import result
 
     print_table([("RESULT", "CHECK", "SEVERITY", "WHAT"), *map(_row, report.verdicts)])
@@ -257,11 +257,8 @@ def _print(report: Report, changed: list[Change] | None) -> None:
         for line in evidence(verdict):
             click.echo(f"  {printable(line)}")
     click.echo(f"\n{result(report)}")
-    for change in changed or ():
-        words = f"{change.before or 'not run'}, now {change.after or 'not run'}"
-        click.echo(f"since the baseline: {change.name} was {words}")
-    if changed == []:
-        click.echo("since the baseline: nothing has changed")
+    for name, words in () if changed is None else change_lines(changed):
+        click.echo(f"since the baseline: {printable(name)} {words}")
 
 
 def _row(verdict: Verdict) -> tuple[str, str, str, str]:

@@ -174,7 +174,7 @@ class OpenAIEndpoint:
             words = error_words(self._read(response)) or f"status {response.status}"
         except (OSError, HTTPException) as error:
             connection.close()
-            raise Gone(f"no answer from {self.url}: {error or type(error).__name__}") from None
+            raise Gone(f"no answer from {self.url}: {_reason(error)}") from None
         connection.close()
         raise Refusal(response.status, words)
 
@@ -183,7 +183,7 @@ class OpenAIEndpoint:
         try:
             return response.read()
         except (OSError, HTTPException) as error:
-            raise Gone(f"the answer broke off: {error or type(error).__name__}") from None
+            raise Gone(f"the answer broke off: {_reason(error)}") from None
 
     def _parts(self, response: HTTPResponse) -> Iterator[Part]:
         try:
@@ -195,8 +195,13 @@ class OpenAIEndpoint:
                     return
                 yield read_part(data)
         except (OSError, HTTPException) as error:
-            raise Gone(f"the stream broke off: {error or type(error).__name__}") from None
+            raise Gone(f"the stream broke off: {_reason(error)}") from None
         raise Gone("the stream ended without [DONE]")
+
+
+def _reason(error: Exception) -> str:
+    # What a server sends instead of a response may have control characters.
+    return repr(str(error))[1:-1] or type(error).__name__
 
 
 class _Opened(NamedTuple):

@@ -25,6 +25,8 @@ _LONGEST = 600
 _WAITS = (0.0, 1.0, 3.0, 6.0)
 """Seconds before each try to reach a server that gives no answer: it may be starting anew."""
 _PATIENCE = 10.0
+_HINTS = {401: f"set {KEY}", 403: f"set {KEY}", 404: "see the address, and the model's name"}
+"""What to do about a status of the first request."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,7 @@ def _begin(exam: Examination) -> None:
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
     except Refusal as error:
-        is_key = error.status in (401, 403)
-        hint = f"set {KEY}" if is_key else "if it needs an option, give it with --set"
+        hint = _HINTS.get(error.status, "if it needs an option, give it with --set")
         raise RequestRejectedError(
             f"the server refuses the first request: {error.words}", hint=hint
         ) from None

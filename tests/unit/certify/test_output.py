@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from llmserve.certify import Broken, Check, Examination, Report, run_checks
 from llmserve.certify.check import Verdict
 from llmserve.certify.openai import OpenAIEndpoint
-from llmserve.certify.output import as_json, as_junit, changes, read_states
+from llmserve.certify.output import as_json, as_junit, change_lines, changes, read_states
 from llmserve.certify.page import page
 from llmserve.certify.run import all_checks
 from llmserve.errors import (
@@ -60,7 +60,7 @@ def test_a_page_needs_nothing_else_and_escapes_what_a_server_says() -> None:
     assert "<b>it" not in html.replace("<b>&lt;b&gt;it", "")
     assert "&lt;/pre&gt;" in html
     assert "1 checks failed" in html
-    assert "Nothing has changed" in html
+    assert "<td>nothing</td><td>has changed</td>" in html
 
 
 def test_junit_is_xml_whatever_a_server_says() -> None:
@@ -114,6 +114,19 @@ def test_a_failure_that_was_known_does_not_explain_another_that_is_new() -> None
     assert (found.name, found.is_worse) == ("b", True)
     worse = {c.name: c.is_worse for c in changes({"a": "passed", "b": "passed"}, now)}
     assert worse == {"a": True, "b": False}
+
+
+def test_what_was_not_run_both_times_is_only_counted() -> None:
+    now = report(verdict("a", "passed"), verdict("b", "failed"), verdict("c", "failed"))
+    changed = changes({"a": "failed", "d": "passed", "e": "failed", "c": "failed"}, now)
+    assert change_lines(changed) == [
+        ("a", "was failed, now passed"),
+        ("b", "was not run, now failed"),
+        ("2 checks", "were not run this time"),
+    ]
+    assert change_lines(changes({}, report(verdict("a", "passed")))) == [
+        ("1 checks", "were not run before")
+    ]
 
 
 def test_that_the_budget_ends_a_check_is_no_change() -> None:

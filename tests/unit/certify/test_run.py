@@ -99,7 +99,10 @@ def test_a_value_that_is_refused_says_nothing_of_another() -> None:
     assert exam.asked == 2
 
 
-@pytest.mark.parametrize(("status", "hint"), [(401, "set OPENAI_API_KEY"), (400, "--set")])
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(401, "set OPENAI_API_KEY"), (400, "--set"), (404, "the address, and the model's name")],
+)
 def test_a_refusal_of_the_first_request_has_a_hint(status: int, hint: str) -> None:
     def refuse(prompt: str, asked: int) -> str:
         raise Refusal(status, "no")
