@@ -64,6 +64,11 @@ class Refusal(LLMServeError):
         """Whether it says that the request is at fault, or that there is too much of them."""
         return 400 <= self.status < 500 or self.status == 501
 
+    @property
+    def is_for_now(self) -> bool:
+        """Whether it says nothing of the request: the server has no time, or is ending."""
+        return self.status in (429, 503)
+
 
 class Gone(LLMServeError):
     """No answer came: the connection failed, or the time is over."""

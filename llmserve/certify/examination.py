@@ -137,8 +137,7 @@ class Examination:
         try:
             return self.try_ask(ask)
         except Refusal as error:
-            words = f"a valid request is refused ({error.status}): {error.words}"
-            raise Broken(words, expected="an answer", got=error.words, ask=ask) from None
+            raise _refused(ask, error) from None
         except Gone as error:
             raise _no_answer(ask, error) from None
 
@@ -183,8 +182,9 @@ class Examination:
             raise self._late() from None
         except Malformed:
             raise
-        except Gone:
-            self.lost = True
+        except (Gone, Refusal) as error:
+            if isinstance(error, Gone) or error.is_for_now:
+                self.lost = True
             raise
 
     def pause(self, seconds: float) -> None:
@@ -269,6 +269,8 @@ class Examination:
             try:
                 self.try_ask(ask)
             except Refusal as error:
+                if error.is_for_now:
+                    raise _refused(ask, error) from None
                 self._offered[key] = f"{option} is refused: {error.words}"
             except Gone as error:
                 problem = f"{option} gets no answer: {error.problem}"
@@ -439,6 +441,11 @@ class Examination:
             f"{len(pairs)} of {asked} answers differ {doing}, as {answer.text[:60]!r} instead of "
             f"{want.text[:60]!r}: only the model can say whether that is rounding (--against)"
         )
+
+
+def _refused(ask: Ask, error: Refusal) -> Broken:
+    words = f"a valid request is refused ({error.status}): {error.words}"
+    return Broken(words, expected="an answer", got=error.words, ask=ask)
 
 
 def _no_answer(ask: Ask, error: Gone) -> Broken:

@@ -182,9 +182,11 @@ def _is_gone(exam: Examination) -> bool:
                 exam.try_values(exam.prompts[:1])
         except Malformed:
             return False
-        except Gone:
-            continue
-        except (Outcome, Refusal):
+        except (Gone, Refusal) as error:
+            if isinstance(error, Gone) or error.is_for_now:
+                continue
+            return False
+        except Outcome:
             return False
         return False
     return True

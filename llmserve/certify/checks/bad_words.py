@@ -28,7 +28,7 @@ def _bad_words(exam: Examination) -> None:
     otherwise: list[tuple[str, bool | None]] = []
     for prompt in exam.prompts[:4]:
         plain = exam.alone(exam.greedy(prompt)).text
-        if not (word := _word_of(plain)):
+        if not (word := _word_of(exam, prompt, plain)):
             continue
         tried += 1
         ask = exam.greedy(prompt, bad_words=[word])
@@ -62,8 +62,14 @@ def _undecided(exam: Examination, word: str, is_banned: bool | None) -> str:
     return f"{word!r} is in the answer, and the model does not explain in which tokens"
 
 
-def _word_of(text: str) -> str:
+def _word_of(exam: Examination, prompt: str, text: str) -> str:
+    """Return a word of an answer, which has it in its usual tokens as far as the model tells."""
     words = [word for word in text.split(" ")[1:-1] if word.isalpha() and len(word) > 1]
+    if exam.reference is not None:
+        ask = exam.greedy(prompt)
+        found = exam.walk(ask, exam.alone(ask))
+        if exam.is_explained(found):
+            words = [w for w in words if any(_has(found.ids, s) for s in _spellings(exam, w))]
     return words[0] if words else ""
 
 

@@ -106,3 +106,24 @@ def test_without_tokens_and_model_only_no_effect_at_all_is_a_fault() -> None:
 @pytest.mark.parametrize("model", [None, MODEL], ids=["alone", "model"])
 def test_a_word_that_stays_away_is_right(model: ToyModel | None) -> None:
     run(Server(None, other=" and to offer"), model)
+
+
+def test_a_word_is_forbidden_that_has_its_usual_tokens() -> None:
+    """This model writes its first word in single letters, so that to forbid it changes nothing."""
+
+    class Spelled(Spelling):
+        def scores(self, ids: Sequence[int], shift: int = 0) -> Any:
+            scores = super().scores(ids, shift)
+            scores[[self.encode(word, special=False)[0] for word in ("the", " the")]] = -20.0
+            return scores
+
+    class Obedient(Server):
+        def ask(self, ask: Ask) -> Reply:
+            forbidden.append(ask.options.get("bad_words"))
+            return super().ask(ask)
+
+    forbidden: list[Any] = []
+    with pytest.raises(Undecided):
+        run(Obedient(told(OTHER)), Spelled())
+    assert ["of"] in forbidden
+    assert ["the"] not in forbidden

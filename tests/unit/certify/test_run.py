@@ -84,6 +84,22 @@ def test_rounding_is_measured_only_if_a_check_asks_how_much_it_explains() -> Non
     assert model.measured == 1
 
 
+def test_a_server_that_is_busy_says_nothing_of_an_option() -> None:
+    class Busy(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            raise Refusal(503, "shutting down")
+
+    with pytest.raises(Broken, match="refused \\(503\\): shutting down"):
+        Examination(Busy(lambda prompt, asked: "")).offer("top_k", 1)
+
+
+def test_without_the_model_a_character_that_is_no_text_is_undecided() -> None:
+    exam = Examination(Scripted(lambda prompt, asked: "a\ufffdb"))
+    (found,) = verdicts(exam, "unusual-text")
+    assert found.state == "undecided"
+    assert "only the model can say" in found.words
+
+
 def test_a_value_that_is_refused_says_nothing_of_another() -> None:
     class Picky(Scripted):
         def ask(self, ask: Ask) -> Reply:
@@ -164,7 +180,10 @@ def test_no_wait_between_requests_is_longer_than_the_budget() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_server_that_ends_is_one_fault(monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_server_that_ends_is_one_fault(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool, is_told: bool
+) -> None:
     monkeypatch.setattr("llmserve.certify.run._WAITS", (0.0, 0.0))
     asked_after = 0
 
@@ -172,7 +191,7 @@ def test_a_server_that_ends_is_one_fault(monkeypatch: pytest.MonkeyPatch, comes_
         nonlocal asked_after
         if prompt == "kill" or (asked_after and not (comes_back and asked_after > 1)):
             asked_after += 1
-            raise Gone("no answer from it: refused")
+            raise Refusal(503, "shutting down") if is_told else Gone("no answer from it: refused")
         return " yes"
 
     def kills(exam: Examination) -> None:
@@ -182,7 +201,8 @@ def test_a_server_that_ends_is_one_fault(monkeypatch: pytest.MonkeyPatch, comes_
     names = "repeatable", "empty-prompt"
     first, *others = verdicts(Examination(Scripted(answer)), *names, more=[own])
     assert first.state == "failed"
-    assert first.words == "no answer from it: refused"
+    told = "a valid request is refused (503): shutting down"
+    assert first.words == (told if is_told else "no answer from it: refused")
     if comes_back:
         assert {other.state for other in others} == {"passed"}
     else:
