@@ -25,7 +25,12 @@ _LONGEST = 600
 _WAITS = (0.0, 1.0, 3.0, 6.0)
 """Seconds before each try to reach a server that gives no answer: it may be starting anew."""
 _PATIENCE = 10.0
-_HINTS = {401: f"set {KEY}", 403: f"set {KEY}", 404: "see the address, and the model's name"}
+_HINTS = {
+    401: f"set {KEY}",
+    403: f"set {KEY}",
+    404: "see the address, and the model's name",
+    **dict.fromkeys((429, 503), "try again when it has time"),
+}
 """What to do about a status of the first request."""
 
 

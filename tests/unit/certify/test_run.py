@@ -117,7 +117,12 @@ def test_a_value_that_is_refused_says_nothing_of_another() -> None:
 
 @pytest.mark.parametrize(
     ("status", "hint"),
-    [(401, "set OPENAI_API_KEY"), (400, "--set"), (404, "the address, and the model's name")],
+    [
+        (401, "set OPENAI_API_KEY"),
+        (400, "--set"),
+        (404, "the address, and the model's name"),
+        (503, "when it has time"),
+    ],
 )
 def test_a_refusal_of_the_first_request_has_a_hint(status: int, hint: str) -> None:
     def refuse(prompt: str, asked: int) -> str:
