@@ -65,9 +65,10 @@ class Refusal(LLMServeError):
         return 400 <= self.status < 500 or self.status == 501
 
     @property
-    def is_for_now(self) -> bool:
-        """Whether it says nothing of the request: the server has no time, or is ending."""
-        return self.status in (429, 503)
+    def is_about_server(self) -> bool:
+        """Whether it says nothing of the request: the server has no time, is ending, or has lost
+        the model."""
+        return self.status in (404, 429, 503)
 
 
 class Gone(LLMServeError):

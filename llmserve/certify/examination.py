@@ -183,7 +183,7 @@ class Examination:
         except Malformed:
             raise
         except (Gone, Refusal) as error:
-            if isinstance(error, Gone) or error.is_for_now:
+            if isinstance(error, Gone) or error.is_about_server:
                 self.lost = True
             raise
 
@@ -269,7 +269,7 @@ class Examination:
             try:
                 self.try_ask(ask)
             except Refusal as error:
-                if error.is_for_now:
+                if error.is_about_server:
                     raise _refused(ask, error) from None
                 self._offered[key] = f"{option} is refused: {error.words}"
             except Gone as error:

@@ -20,7 +20,7 @@ from llmserve.certify.endpoint import (
     without_password,
 )
 from llmserve.certify.openai_answers import (
-    Part,
+    StreamPart,
     error_words,
     joined,
     read_answer,
@@ -185,7 +185,7 @@ class OpenAIEndpoint:
         except (OSError, HTTPException) as error:
             raise Gone(f"the answer broke off: {_reason(error)}") from None
 
-    def _parts(self, response: HTTPResponse) -> Iterator[Part]:
+    def _parts(self, response: HTTPResponse) -> Iterator[StreamPart]:
         try:
             for line in response:
                 if not line.startswith(b"data:"):

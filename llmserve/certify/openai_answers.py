@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """A part of a stream; what it does not say is None."""
 
     texts: tuple[str, ...]
@@ -33,7 +33,7 @@ def read_answer(data: bytes) -> Reply:
     return _read(data, "the answer", _answer)
 
 
-def read_part(data: bytes) -> Part:
+def read_part(data: bytes) -> StreamPart:
     """Read a part of a stream; raise :class:`Malformed`, or :class:`Refusal` if it is an error."""
     return _read(data, "a part of the stream", _part)
 
@@ -43,16 +43,16 @@ def read_vectors(data: bytes) -> list[Vector]:
     return _read(data, "the answer", _vectors)
 
 
-def joined(parts: Iterable[Part]) -> Reply:
+def joined(parts: Iterable[StreamPart]) -> Reply:
     """Return the answer that a stream makes."""
     texts: list[str] = []
-    last = Part(())
+    last = StreamPart(())
     logprobs: list[Logprob] | None = None
     for part in parts:
         texts += part.texts
         if part.logprobs is not None:
             logprobs = [*(logprobs or ()), *part.logprobs]
-        last = Part(
+        last = StreamPart(
             (),
             part.finish_reason or last.finish_reason,
             last.input_tokens if part.input_tokens is None else part.input_tokens,
@@ -109,7 +109,7 @@ def _answer(content: dict[str, Any]) -> Reply:
     return Reply(text, _word(choice), *_counts(content), _logprobs(choice))
 
 
-def _part(content: dict[str, Any]) -> Part:
+def _part(content: dict[str, Any]) -> StreamPart:
     if error := content.get("error"):
         status = error.get("code") if isinstance(error, Mapping) else None
         raise Refusal(status if isinstance(status, int) else 500, str(error))
@@ -126,7 +126,7 @@ def _part(content: dict[str, Any]) -> Part:
         texts.append(text or "")
         if (entries := _logprobs(choice)) is not None:
             logprobs = (*(logprobs or ()), *entries)
-    return Part(tuple(texts), reason, *_counts(content), logprobs)
+    return StreamPart(tuple(texts), reason, *_counts(content), logprobs)
 
 
 def _text(choice: Mapping[str, Any]) -> str | None:

@@ -188,7 +188,7 @@ def _is_gone(exam: Examination) -> bool:
         except Malformed:
             return False
         except (Gone, Refusal) as error:
-            if isinstance(error, Gone) or error.is_for_now:
+            if isinstance(error, Gone) or error.is_about_server:
                 continue
             return False
         except Outcome:

@@ -39,18 +39,18 @@ class Spelling(ToyModel):
 class Server(Scripted):
     """Writes the text, also if a word of it is forbidden, and tells its tokens or does not."""
 
-    def __init__(self, told: Sequence[Logprob] | None, other: str = TEXT) -> None:
+    def __init__(self, tokens: Sequence[Logprob] | None, other: str = TEXT) -> None:
         super().__init__(lambda prompt, asked: "")
-        self.told, self.other = told, other
+        self.tokens, self.other = tokens, other
 
     def ask(self, ask: Ask) -> Reply:
-        if "logprobs" in ask.options and self.told is None:
+        if "logprobs" in ask.options and self.tokens is None:
             raise Refusal(400, "no logprobs")
         text = self.other if ask.options.get("bad_words") == ["the"] else TEXT
-        return Reply(text, logprobs=tuple(self.told or ()) or None)
+        return Reply(text, logprobs=tuple(self.tokens or ()) or None)
 
 
-def told(ids: Sequence[int], *, named: str = "") -> list[Logprob]:
+def tokens(ids: Sequence[int], *, named: str = "") -> list[Logprob]:
     texts = [MODEL.decode((), [token]).replace(" ", named or " ") for token in ids]
     return [Logprob(-1 if named else i, t, -0.5) for i, t in zip(ids, texts, strict=True)]
 
@@ -63,13 +63,13 @@ def run(server: Server, model: ToyModel | None) -> None:
 @pytest.mark.parametrize("named", ["", "\u2581", "\u0120", " "])
 def test_the_usual_tokens_are_a_fault(model: ToyModel | None, named: str) -> None:
     with pytest.raises(Broken, match="its usual tokens are in the answer"):
-        run(Server(told(USUAL, named=named)), model)
+        run(Server(tokens(USUAL, named=named)), model)
 
 
 @pytest.mark.parametrize("named", ["", " "])
 def test_other_tokens_of_the_word_are_none(named: str) -> None:
     with pytest.raises(Undecided, match="'the' is in the answer in other tokens"):
-        run(Server(told(OTHER, named=named)), MODEL)
+        run(Server(tokens(OTHER, named=named)), MODEL)
 
 
 def test_the_model_tells_whether_other_tokens_explain_an_answer() -> None:
@@ -124,6 +124,6 @@ def test_a_word_is_forbidden_that_has_its_usual_tokens() -> None:
 
     forbidden: list[Any] = []
     with pytest.raises(Undecided):
-        run(Obedient(told(OTHER)), Spelled())
+        run(Obedient(tokens(OTHER)), Spelled())
     assert ["of"] in forbidden
     assert ["the"] not in forbidden

@@ -185,9 +185,9 @@ def test_no_wait_between_requests_is_longer_than_the_budget() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("status", [0, 404, 503])
 def test_a_server_that_ends_is_one_fault(
-    monkeypatch: pytest.MonkeyPatch, comes_back: bool, is_told: bool
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool, status: int
 ) -> None:
     monkeypatch.setattr("llmserve.certify.run._WAITS", (0.0, 0.0))
     asked_after = 0
@@ -196,7 +196,9 @@ def test_a_server_that_ends_is_one_fault(
         nonlocal asked_after
         if prompt == "kill" or (asked_after and not (comes_back and asked_after > 1)):
             asked_after += 1
-            raise Refusal(503, "shutting down") if is_told else Gone("no answer from it: refused")
+            if status:
+                raise Refusal(status, "no such model")
+            raise Gone("no answer from it: refused")
         return " yes"
 
     def kills(exam: Examination) -> None:
@@ -206,8 +208,8 @@ def test_a_server_that_ends_is_one_fault(
     names = "repeatable", "empty-prompt"
     first, *others = verdicts(Examination(Scripted(answer)), *names, more=[own])
     assert first.state == "failed"
-    told = "a valid request is refused (503): shutting down"
-    assert first.words == (told if is_told else "no answer from it: refused")
+    words = f"a valid request is refused ({status}): no such model"
+    assert first.words == (words if status else "no answer from it: refused")
     if comes_back:
         assert {other.state for other in others} == {"passed"}
     else:
