@@ -166,7 +166,7 @@ def _vendor(
 def _prepare(
     plan: Plan, context: BuildContext, inputs: Sequence[Tensor], packages: Mapping[str, str]
 ) -> list[Draft]:
-    """Prepare the model, after the models that it consists of, if it is an ensemble."""
+    """Prepare the model, after the models that it consists of, if there are any."""
     if assemble := plan.generator.assemble:
         return _prepare_ensemble(plan, context, inputs, packages, assemble)
     return _prepare_fused(plan, context, packages)
@@ -214,7 +214,7 @@ def _prepare_ensemble(
     with plan.errors_of("generator", "assemble"):
         assemble(assembly)
     parts = assembly.parts.values()
-    if any(each.parts for each in (context, *(part.context for part in parts))):
+    if [*context.parts] != [*assembly.parts] or any(part.context.parts for part in parts):
         raise PluginError("a model was added to a part instead of the assembly")
     prepared = {}
     for role in PARTS:

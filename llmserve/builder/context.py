@@ -57,7 +57,7 @@ class BuildContext:
     ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how clients
     talk to it, ``report`` prints progress, ``weights`` and ``source_kind`` are the generator's
     ``weights`` and ``source``. ``container`` is the image that serves the model, None for NVIDIA's
-    plain one; for an ensemble, set it on the ensemble's context.
+    plain one; for an assembly, set it on the context of the assembly itself.
     """
 
     name: str
@@ -109,29 +109,35 @@ class BuildContext:
         folder = Path(tempfile.mkdtemp(prefix="gguf-", dir=self.scratch))
         return converted(source, folder, self.report)
 
-    def sibling(self, name: str, config: ModelConfig) -> BuildContext:
-        """Return the context of another model of the same build."""
-        folder = self.folder.parent.parent / name / self.folder.name
-        sibling = replace(self, name=name, folder=folder, config=config, exchange="unary")
-        # All models of a build share the source, which is located only once.
-        sibling.__dict__["source"] = self.source
-        return sibling
+    def add_part(
+        self,
+        suffix: str = "",
+        *,
+        name: str | None = None,
+        backend: str = "",
+        platform: str = "",
+        max_batch_size: int | None = None,
+    ) -> BuildContext:
+        """Start another model, which this one calls: ``NAME_suffix``, or ``name`` if it is given.
 
-    def add_part(self, suffix: str, *, backend: str = "", platform: str = "") -> BuildContext:
-        """Start another model, ``NAME_suffix``, which this one calls, and which loads before it.
-
-        The caller configures it, and puts files into its ``folder``. A generator with ``assemble``
-        adds models to its assembly instead.
+        The caller configures it, and puts files into its ``folder``; it is loaded before this one.
+        The default of ``max_batch_size`` is that of this model. A generator with ``assemble`` adds
+        models to its assembly instead.
         """
         from llmserve.repository.config import new_config
 
-        name = check_model_name(f"{self.name}_{suffix}")
-        if name in self.parts:
+        name = check_model_name(name or f"{self.name}_{suffix}")
+        if name in self.parts or name == self.name:
             raise PluginError(f"two models of one build are called {name!r}")
-        config = new_config(name, backend=backend, max_batch_size=self.config.max_batch_size)
+        size = self.config.max_batch_size if max_batch_size is None else max_batch_size
+        config = new_config(name, backend=backend, max_batch_size=size)
         config.platform = platform
-        part = self.parts[name] = self.sibling(name, config)
+        folder = self.folder.parent.parent / name / self.folder.name
+        part = replace(self, name=name, folder=folder, config=config, exchange="unary")
+        # All models of a build share the source, which is located only once.
+        part.__dict__["source"] = self.source
         part.folder.mkdir(parents=True)
+        self.parts[name] = part
         return part
 
     def streams(self) -> None:

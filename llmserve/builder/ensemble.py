@@ -9,8 +9,6 @@ from typing import Any
 from llmserve.builder.context import BuildContext
 from llmserve.contract.tensors import Tensor
 from llmserve.errors import PluginError
-from llmserve.names import check_model_name
-from llmserve.repository import config as modelconfig
 
 STAGE = "stage"
 """The key in a part's manifest under which it names the class that answers its requests."""
@@ -68,19 +66,11 @@ class Assembly:
         platform: str = "",
         max_batch_size: int | None = None,
     ) -> BuildContext:
-        """Start a part called ``NAME_suffix``, or ``name`` if it is given.
-
-        The default of ``max_batch_size`` is that of the ensemble.
-        """
-        name = check_model_name(name or f"{self.context.name}_{suffix}")
-        if name in self.parts or name == self.context.name:
-            raise PluginError(f"two models of one build are called {name!r}")
-        size = self.context.config.max_batch_size if max_batch_size is None else max_batch_size
-        config = modelconfig.new_config(name, backend=backend, max_batch_size=size)
-        config.platform = platform
-        part = self.context.sibling(name, config)
-        part.folder.mkdir(parents=True)
-        self.parts[name] = Part(part)
+        """Start a part, with the arguments of :meth:`BuildContext.add_part`."""
+        part = self.context.add_part(
+            suffix, name=name, backend=backend, platform=platform, max_batch_size=max_batch_size
+        )
+        self.parts[part.name] = Part(part)
         return part
 
     def prepare(self, role: str, part: BuildContext) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class Generator(Component):
     """Computes the answer to ids. Runtime: :class:`llmserve.runtime.Generator`.
 
     ``modes`` are the values of ``Batching.mode`` that it supports. A generator that runs in
-    another backend than Python's has ``assemble``, which adds the models of an ensemble.
+    another backend than Python's has ``assemble``, which adds the models of an ensemble; one that
+    calls another model adds that in ``prepare``.
     ``source`` defines what ``--model`` must name: ``"huggingface"`` a model as ``save_pretrained``
     writes it, in a folder or on the hub; ``"folder"`` any local folder; ``"file"`` a local file;
     None anything, which the engine interprets. A folder has a file that matches one of the patterns

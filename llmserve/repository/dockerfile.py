@@ -43,7 +43,7 @@ _SELECTED = "/selected"
 def manifests_of(
     repository: Repository, *, without: Collection[str] = ()
 ) -> dict[str, Manifest | None]:
-    """Return the manifests of a repository's models, except those of ensemble parts.
+    """Return the manifests of a repository's models, except those of parts of models.
 
     A model that llmserve did not build, or whose manifest is damaged, has None: it is served
     together with the others.
@@ -316,7 +316,7 @@ def _select(models: Sequence[str]) -> str:
 
 
 def _load_order(models: Mapping[str, Manifest | None]) -> list[str]:
-    """Return the names of models in loading order: an ensemble's parts before the ensemble."""
+    """Return the names of models in loading order: a model's parts before itself."""
     return [
         part
         for name, manifest in sorted(models.items())

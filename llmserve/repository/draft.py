@@ -24,15 +24,15 @@ class Draft:
     config: ModelConfig
     manifest: Manifest
     client: str = ""
-    """The source of its client; empty for a part of an ensemble."""
+    """The source of its client; empty for a part of another model."""
 
 
 def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
     """Write the remaining files of models: the manifest is last, with the hashes of all others."""
     for draft in drafts:
         folder, manifest = draft.folder, draft.manifest
-        # Clients read these from a running server. An ensemble's parts are all models behind its
-        # name: its steps do not include models that are called by another part.
+        # Clients read these from a running server. The parts are all models behind a
+        # name: an ensemble's steps do not include models that are called by another part.
         parameters = {
             "llmserve.version": manifest.llmserve,
             "llmserve.recipe": manifest.recipe,

@@ -87,6 +87,30 @@ class Model:
         return bool(self.parts) and (self.config is None or self.config.platform == "ensemble")
 
     @property
+    def is_python(self) -> bool:
+        """Whether Triton's Python backend runs it, in processes of its own."""
+        return self._backend == "python"
+
+    @property
+    def runs_in_triton(self) -> bool:
+        """Whether another backend runs it, in Triton's own process unless it is a stand-in."""
+        return self._backend not in ("", "python", "ensemble")
+
+    @property
+    def last_version(self) -> Path:
+        """The folder of the version that Triton loads."""
+        from llmserve.repository.config import versions
+
+        found = versions(self.folder)
+        return max(found, key=lambda folder: int(folder.name), default=self.folder / "1")
+
+    @property
+    def _backend(self) -> str:
+        from llmserve.repository import config
+
+        return "" if self.config is None else config.backend_of(self.config)
+
+    @property
     def part_of(self) -> str:
         """The model that this one is a part of, if any."""
         return self.manifest.part_of if self.manifest else ""
@@ -141,7 +165,7 @@ class Repository:
         return self.models[name].parts if name in self.models else ()
 
     def with_parts(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return models in loading order: the parts of an ensemble before itself."""
+        """Return models in loading order: a model's parts before itself."""
         return tuple(dict.fromkeys(part for name in names for part in (*self.parts_of(name), name)))
 
     def references(self, names: Iterable[str] | None = None) -> list[str]:

@@ -144,7 +144,7 @@ class Server:
     def load(self, *names: str, timeout: float = math.inf) -> None:
         """Load or reload models of the repository and wait for them; for ``renewable`` servers.
 
-        Parts are named before the ensemble that needs them. The old model answers until the new
+        Parts are named before the model that needs them. The old model answers until the new
         one is loaded.
         """
         deadline = time.monotonic() + timeout

@@ -50,7 +50,7 @@ FILES_GONE = Workaround(
 STUCK_STUB = Workaround(
     "After `Failed to preinitialize Python stub` the stub that has ended is waited for forever.",
     _EMBEDDED,
-    ("run.log:ServerLog", "keep.orders:Orders.wait_until_gone"),
+    ("run.log:ServerLog", "keep.orders:Orders._wait_until_gone"),
     "a stub that cannot start (no libpython) is reported as `failed to load`",
 )
 TRIED_AGAIN = Workaround(
@@ -63,7 +63,7 @@ TRIED_AGAIN = Workaround(
 UNREADABLE = Workaround(
     "With polling, nothing is reported of a configuration that cannot be read.",
     _EMBEDDED,
-    ("keep.orders:Orders._check_files", "keep.orders:Orders.wait_until_gone"),
+    ("keep.orders:Orders._check_files", "keep.orders:Orders._wait_until_gone"),
     "the repository index has the reason for such a model",
 )
 CRASHED = Workaround(
@@ -125,7 +125,7 @@ NEVER_ENDED = Workaround(
     "A request whose client left at the last moment stays forever, and with it the processes of "
     "its model, after that is unloaded.",
     _EMBEDDED,
-    ("keep.shelf:Shelf._wait_until_ended",),
+    ("keep.orders:Orders.wait_until_ended",),
     "clients that disconnect at random, and then an unload, leave no process of the model",
 )
 FORGOTTEN_EARLY = Workaround(

@@ -92,7 +92,7 @@ class LiveTriton:
         """Unload and load concurrently: each takes seconds, in a separate process."""
         with ThreadPoolExecutor(1 + len(unneeded)) as pool:
             jobs = [pool.submit(self.server.load, *models, timeout=_LOAD_TIMEOUT)]
-            # The ensemble first: Triton keeps the models that an ensemble needs.
+            # Before its parts: Triton keeps the models that an ensemble needs.
             jobs += [pool.submit(self._unload, *reversed(parts)) for parts in unneeded]
             for job in jobs:
                 job.result()
@@ -162,13 +162,20 @@ def completion_order(triton: LiveTriton, model: str, *, long: int, short: int) -
 
     def ask(name: str, tokens: int) -> None:
         options = {"max_tokens": tokens, "ignore_eos": True}
-        for _ in triton.client.stream(model, "Programming in C++ is like", **options):
+        try:
+            for _ in triton.client.stream(model, "Programming in C++ is like", **options):
+                started.set()
+        finally:
+            # One that fails is no longer waited for, and raised below.
             started.set()
         order.append(name)
 
     with ThreadPoolExecutor(1) as pool:
         long_answer = pool.submit(ask, "long", long)
         assert started.wait(60)
-        ask("short", short)
-        long_answer.result()
+        try:
+            ask("short", short)
+        finally:
+            # If both fail, the first is the cause.
+            long_answer.result()
     return order

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -260,6 +261,7 @@ def test_the_command_line_prints_one_line_and_the_traceback_on_request(
 
 
 SERVER_PARTS = """
+from dataclasses import replace
 from pathlib import Path
 from llmserve.plugin import Backend, Frontend, hookimpl
 
@@ -357,6 +359,13 @@ def test_a_model_that_calls_another_is_checked_as_one_without(repo: Path) -> Non
 def test_a_model_is_not_added_twice_nor_to_a_part(repo: Path) -> None:
     with pytest.raises(PluginError, match="two models of one build are called 'm_graph'"):
         build(repo, with_part("graph", "graph"), name="m")
+
+    def prepare(context: BuildContext) -> Mapping[str, Any]:
+        context.add_part(name=context.name)
+        return {}
+
+    with pytest.raises(PluginError, match="two models of one build are called 'm'"):
+        build(repo, replace(with_part(), prepare=prepare), name="m")
 
     def assemble(assembly: Assembly) -> None:
         assembly.context.add_part("graph")

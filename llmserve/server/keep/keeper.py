@@ -150,11 +150,13 @@ class _Seen:
         return self._kept.models[name].loads if name in self._kept.models else -1
 
     def has_processes(self, name: str) -> bool:
-        if (model := self._kept.models.get(name)) is None:
-            return False
-        built = Repository.open(self._kept.settings.repository).models.get(name)
-        own = () if built and built.is_ensemble else (name,)
-        return all(map(self._kept.stubs.of, (*model.parts, *own)))
+        repository, stubs = Repository.open(self._kept.settings.repository), self._kept.stubs
+        names = [
+            part
+            for part in _with_parts(self._kept, name)
+            if repository.model(part).is_python or stubs.of(part)
+        ]
+        return bool(names) and all(map(stubs.of, names))
 
 
 def _with_parts(kept: Kept, name: str) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from llmserve.contract.tasks import GENERATE, PARAMETER
 from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
@@ -21,6 +22,15 @@ _PATIENCE = 60.0
 """Seconds that requests have to end before a Triton that loads nothing any more is restarted."""
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """What was loaded, whose folders may have been replaced since."""
+
+    build: _Build
+    in_triton: Mapping[str, int]
+    """The model and its parts that have no process to measure, and the memory expected of each."""
+
+
 class ReplicaLoader:
     """Loads and unloads the models of these keepers, for :class:`Demand`."""
 
@@ -31,8 +41,7 @@ class ReplicaLoader:
         self._most: defaultdict[_Build, float] = defaultdict(float)
         """The most memory that each build was ever seen to take, with all replicas."""
         self._now: dict[str, float] = {}
-        self._loaded: dict[str, _Build] = {}
-        """Which builds are loaded: their folders may have been replaced since."""
+        self._loaded: dict[str, _Loaded] = {}
 
     def is_loaded(self, name: str) -> bool:
         return any(model.state not in _DOWN for model in self._of(name))
@@ -97,14 +106,21 @@ class ReplicaLoader:
         for keeper in self._keepers:
             for name, model in keeper.kept.models.items():
                 if model.alive or model.state is State.LOADING:
-                    self._loaded[name] = before.get(name) or self._build(name)
+                    self._loaded[name] = before.get(name) or self._first_seen(model)
                     self._measure(keeper, model)
 
+    def _first_seen(self, model: KeptModel) -> _Loaded:
+        parts = [self._repository.model(name) for name in (model.name, *model.parts)]
+        in_triton = {part.name: expected_memory(part) for part in parts if part.runs_in_triton}
+        return _Loaded(self._build(model.name), in_triton)
+
     def _measure(self, keeper: Keeper, model: KeptModel) -> None:
-        sizes = [keeper.kept.stubs.memory(part) for part in (model.name, *model.parts)]
+        stubs, loaded = keeper.kept.stubs, self._loaded[model.name]
+        sizes = [stubs.memory(part) for part in (model.name, *model.parts)]
+        # A stand-in's process is measured like others.
+        sizes += [(size,) * 2 for part, size in loaded.in_triton.items() if not stubs.of(part)]
         most = sum(most for _, most in sizes) * len(self._keepers)
-        build = self._loaded[model.name]
-        self._most[build] = max(self._most[build], most)
+        self._most[loaded.build] = max(self._most[loaded.build], most)
         if model.alive:
             now = self._now.get(model.name, 0.0) + sum(now for now, _ in sizes)
             self._now[model.name] = now

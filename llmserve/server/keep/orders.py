@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from llmserve.errors import ServerError
@@ -13,6 +13,8 @@ from llmserve.repository.repository import Repository
 from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.states import State
+from llmserve.server.keep.work import Work
+from llmserve.server.server import Server
 
 _UNLOAD_BEGINS = 60.0
 """Seconds after which a Triton that loads nothing and has not unloaded a model is stuck."""
@@ -106,9 +108,41 @@ class Orders:
             # Forgotten before its process ends.
             kept.models.pop(each, None)
         kept.emptied = all(model.state is State.FAILED for model in kept.models.values())
-        for each in names:
-            server.drop(each)
-        await self.wait_until_gone(name, names)
+        await self.drop(server, names, Work(kept, names))
+
+    async def drop(self, server: Server, names: Sequence[str], work: Work) -> None:
+        """Have Triton unload a model and then its parts, and return when they are gone.
+
+        One that calls its parts itself may do so until it has answered its last request.
+        """
+        name, left = names[0], names
+        if len(names) > 1 and self._kept.stubs.of(name):
+            await self._drop(server, name, names[:1])
+            await self.wait_until_ended(names[:1], work)
+            left = names[1:]
+        await self._drop(server, name, left)
+        self._kept.notify(f"{name}: unloaded")
+
+    async def _drop(self, server: Server, name: str, names: Sequence[str]) -> None:
+        # Another Triton was started without them.
+        if self._kept.server is server:
+            for each in names:
+                server.drop(each)
+        await self._wait_until_gone(name, names)
+
+    async def wait_until_ended(self, names: Sequence[str], work: Work) -> None:
+        """Wait for the processes of unloaded models (workarounds.NEVER_ENDED)."""
+        kept = self._kept
+        idle_since, done = time.monotonic(), await work.done()
+        while not (kept.stopping or kept.given_up) and any(map(kept.stubs.of, names)):
+            now, before, done = time.monotonic(), done, await work.done()
+            if done != before:
+                idle_since = now
+            elif now - idle_since > work.lingers:
+                kept.notify(f"{names[0]}: its processes are ended, which did not end by themselves")
+                for name in names:
+                    kept.stubs.kill(name)
+            await asyncio.sleep(CHECK_INTERVAL / 5)
 
     async def wait_until_loaded(self, names: Iterable[str]) -> None:
         """Keep the files of processes that start (workarounds.FILES_GONE)."""
@@ -116,7 +150,7 @@ class Orders:
         while kept.triton.alive and not {*names}.isdisjoint(kept.log.progress(0).loading):
             await asyncio.sleep(CHECK_INTERVAL)
 
-    async def wait_until_gone(self, name: str, names: Iterable[str]) -> None:
+    async def _wait_until_gone(self, name: str, names: Iterable[str]) -> None:
         """Return when Triton does not send requests to models any more."""
         kept = self._kept
         server, since = kept.server, time.monotonic()
@@ -131,7 +165,6 @@ class Orders:
                 # See workarounds.STUCK_STUB.
                 kept.lost(time.monotonic(), f"Triton waits for {name}", fault=False)
             elif kept.triton.alive and not await asyncio.to_thread(self._may_answer, names):
-                kept.notify(f"{name}: unloaded")
                 return
             elif self._does_not_unload(since):
                 kept.lost(time.monotonic(), f"Triton does not unload {name}")

@@ -15,6 +15,7 @@ from llmserve.server.keep.kept import CHECK_INTERVAL, Kept, KeptModel
 from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.states import State
+from llmserve.server.keep.work import Work
 
 _IDLE_SECONDS, _IDLE_WITHIN = 0.3, 12.0
 """For how long a model must not compute before it is unloaded, and how long that is waited for."""
@@ -22,8 +23,6 @@ _BUSY = 0.05
 """The share of the time that a working model uses of a processor."""
 _TRIES = 3
 """How often a load is tried whose process did not respond to Triton for a second."""
-_LINGERS = 10.0
-"""Seconds after which a process of an unloaded model that does nothing is not needed any more."""
 
 
 class Shelf:
@@ -102,13 +101,11 @@ class Shelf:
         model.served = False
         for part in names[1:]:
             kept.models.pop(part, None)
-        await self._wait_until_idle(names)
+        work = Work(kept, names)
+        await self._wait_until_idle(names, work)
         await self._orders.wait_until_loaded(names)
-        if kept.server is server:
-            for each in names:
-                server.drop(each)
-        await self._orders.wait_until_gone(name, names)
-        await self._wait_until_ended(names)
+        await self._orders.drop(server, names, work)
+        await self._orders.wait_until_ended(names, work)
 
     async def _take_back(self, name: str, why: str) -> None:
         """Have nothing of a model that failed to load take memory."""
@@ -129,7 +126,7 @@ class Shelf:
             elif kept.server is server:
                 server.drop(part)
         await self._reloader.wait_until_given_up()
-        await self._wait_until_ended(names)
+        await self._orders.wait_until_ended(names, Work(kept, names))
 
     def _own_parts(self, model: KeptModel) -> list[str]:
         """Return the parts of a model that no other one that is loaded has."""
@@ -156,26 +153,14 @@ class Shelf:
                 return
             await asyncio.sleep(CHECK_INTERVAL / 5)
 
-    async def _wait_until_idle(self, names: Sequence[str]) -> None:
+    async def _wait_until_idle(self, names: Sequence[str], work: Work) -> None:
         """See workarounds.UNLOADED_AT_WORK: requests of others may be about to end as well."""
-        stubs, began = self._kept.stubs, time.monotonic()
+        began = time.monotonic()
         while time.monotonic() - began < _IDLE_WITHIN:
-            before = sum(map(stubs.seconds, names))
+            before = await work.done()
             await asyncio.sleep(_IDLE_SECONDS)
-            used = sum(map(stubs.seconds, names)) - before
-            if used <= _BUSY * _IDLE_SECONDS and not any(map(self._has_canary, names)):
+            done = await work.done()
+            is_busy = done.seconds - before.seconds > _BUSY * _IDLE_SECONDS
+            is_busy = is_busy or done.answers != before.answers
+            if not (is_busy or any(map(self._has_canary, names))):
                 return
-
-    async def _wait_until_ended(self, names: Sequence[str]) -> None:
-        """Wait for the processes of unloaded models (workarounds.NEVER_ENDED)."""
-        kept = self._kept
-        idle_since, used = time.monotonic(), 0.0
-        while not (kept.stopping or kept.given_up) and any(map(kept.stubs.of, names)):
-            now, seconds = time.monotonic(), sum(map(kept.stubs.seconds, names))
-            if seconds > used:
-                idle_since, used = now, seconds
-            elif now - idle_since > _LINGERS:
-                kept.notify(f"{names[0]}: its processes are ended, which did not end by themselves")
-                for name in names:
-                    kept.stubs.kill(name)
-            await asyncio.sleep(CHECK_INTERVAL / 5)

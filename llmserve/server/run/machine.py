@@ -32,8 +32,8 @@ _MB = 1 << 20
 
 def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]:
     """Return the resources that a server lacks; ``root`` is the system's root folder."""
-    models = _memory_of_models(settings)
-    count = sum(map(len, models.values()))
+    models = _served(settings)
+    count = sum(map(_processes_of, models)) * settings.replicas
     problems: list[Problem] = []
 
     def require(needed: float, available: float, problem: str, hint: str) -> None:
@@ -71,7 +71,7 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]
         "ulimit -u 4096, or a container with a higher --pids-limit",
     )
     require(
-        sum(map(sum, models.values())) / _MB,
+        sum(map(expected_memory, models)) * settings.replicas / _MB,
         memory(root)[1] / _MB,
         "there are {available} MB of memory in all, and the models need {needed}",
         "serve fewer with --model, or build them smaller",
@@ -81,7 +81,7 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]
 
 def note_of_memory(settings: ServerSettings, root: Path = Path("/")) -> str | None:
     """Return a note if models need more memory than is free; other programs may yet free some."""
-    models = {name: sum(sizes) / _MB for name, sizes in _memory_of_models(settings).items()}
+    models = {m.name: expected_memory(m) * settings.replicas / _MB for m in _served(settings)}
     free = memory(root)[0] / _MB
     if (needed := sum(models.values())) <= free:
         return None
@@ -109,33 +109,40 @@ def memory(root: Path = Path("/")) -> tuple[float, float]:
 
 
 def expected_memory(model: Model) -> int:
-    """Estimate the memory of all processes of a model; it may need more."""
-    if model.damage or model.config is None or model.config.ensemble_scheduling.step:
+    """Estimate the memory of a model, with all of its processes; it may need more.
+
+    Of one that llmserve did not build, only the number of its processes is known. What Triton
+    itself runs has none, and takes at least the size of its files.
+    """
+    if model.damage or model.config is None:
         return 0
     with suppress(OSError):
+        if model.runs_in_triton:
+            return _memory_of_graph(model)
         return _memory_of_process(model) * _processes_of(model)
     return 0
 
 
 def _processes_of(model: Model) -> int:
+    if model.config is None or model.config.ensemble_scheduling.step or model.runs_in_triton:
+        return 0
+    return sum(max(1, group.count) for group in model.config.instance_group) or 1
+
+
+def _served(settings: ServerSettings) -> list[Model]:
+    names = settings.names()
+    models = [model for model in settings.opened if model.name in names]
+    return [model for model in models if not model.damage and model.config is not None]
+
+
+def _memory_of_graph(model: Model) -> int:
+    """Return the size of the files of a model that Triton itself runs."""
     groups = model.config.instance_group if model.config else ()
-    return sum(max(1, group.count) for group in groups) or 1
-
-
-def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
-    """Estimate the memory of each process of each model: a base, and the weights when loaded.
-
-    Of a model that llmserve did not build, only the number of its processes is known.
-    """
-    memory_of_models, names = {}, settings.names()
-    for model in settings.opened:
-        if model.name not in names or model.damage or model.config is None:
-            continue
-        if not model.config.ensemble_scheduling.step:
-            with suppress(OSError):
-                sizes = [_memory_of_process(model)] * _processes_of(model)
-                memory_of_models[model.name] = sizes * settings.replicas
-    return memory_of_models
+    is_on_cpu = groups and all(group.kind == group.KIND_CPU for group in groups)
+    # TensorRT-LLM's own models say that as well, with an engine in their folder.
+    if not (is_on_cpu and model.manifest) and Path("/dev/nvidiactl").exists():
+        return 0
+    return _size(model.last_version)
 
 
 def _memory_of_process(model: Model) -> int:
@@ -147,12 +154,16 @@ def _memory_of_process(model: Model) -> int:
     if engine_settings.get("device") != "cpu" and Path("/dev/nvidiactl").exists():
         return base
     weights = model.folder / "1" / engine_settings.get("path", "")
-    size: int = sum(file.stat().st_size for file in weights.rglob("*") if file.is_file())
+    size = _size(weights)
     with suppress(OSError, ValueError, KeyError):
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
         stored = _BYTES[config.get("dtype") or config.get("torch_dtype")]
         size = size * _BYTES[str(engine_settings["dtype"])] // stored
     return base + size
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _limit(which: int) -> float:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from llmserve.runtime import error_of_model
 from llmserve_embed.engine import Packed
 from llmserve_embed.inputs import INPUTS
+from llmserve_embed.packing import GPU_PASS_COST
 
 Array = npt.NDArray[Any]
 
@@ -29,8 +30,6 @@ class GraphNetwork:
     """Runs a pass in the graph's model; without a ``pooling`` its output are the values."""
 
     streams = 1
-    # A pass is a request to another model.
-    pass_cost = 64
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.padding: int = settings["padding"]
@@ -38,6 +37,8 @@ class GraphNetwork:
         self._model: str = graph["model"]
         self._types = {name: np.dtype(kind) for name, kind in graph["inputs"].items()}
         self._output: str = graph["output"]
+        # A pass is a request to another model.
+        self.pass_cost = 64 if graph["device"] == "cpu" else GPU_PASS_COST
         pooling = settings.get("pooling")
         self._pool = None if pooling is None else POOLINGS[pooling]
 

@@ -28,6 +28,11 @@ _TYPES = {
 """ONNX Runtime's names of types that these graphs have, with Triton's and numpy's."""
 
 
+def check_device(device: str) -> None:
+    if device != "cpu" and not _CUDA.fullmatch(device):
+        raise OptionError(f"device cannot be {device!r}", hint="choose cpu, cuda or cuda:N")
+
+
 def place_graph(context: BuildContext, *, pools: bool) -> dict[str, Any]:
     """Copy the graph's file and configure its model; return what has to be known to call it."""
     name = str(context.options["file"])
@@ -42,9 +47,10 @@ def place_graph(context: BuildContext, *, pools: bool) -> dict[str, Any]:
             f"{name} of {context.source.asked} cannot be used: {error}",
             hint="name another file of it with --set file=",
         ) from None
-    _place_on_device(context)
+    device = str(context.options["device"])
+    _place_on_device(context.config, device)
     context.config.default_model_filename = file.name
-    return {"model": context.name, **described}
+    return {"model": context.name, "device": device, **described}
 
 
 def _opened(context: BuildContext, name: str, file: Path) -> Any:
@@ -118,13 +124,10 @@ def _logits(session: Any) -> Any:
     return (named or found)[0]
 
 
-def _place_on_device(context: BuildContext) -> None:
-    device = str(context.options["device"])
-    group = context.config.instance_group.add(count=1)
+def _place_on_device(config: ModelConfig, device: str) -> None:
+    group = config.instance_group.add(count=1)
     if device == "cpu":
         group.kind = pb.ModelInstanceGroup.KIND_CPU
-    elif _CUDA.fullmatch(device):
+    else:
         group.kind = pb.ModelInstanceGroup.KIND_GPU
         group.gpus.append(int(device[5:] or 0))
-    else:
-        raise OptionError(f"device cannot be {device!r}", hint="choose cpu, cuda or cuda:N")

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmserve_embed.packing import GPU_PASS_COST
+
 Values = Callable[[Any, torch.Tensor], torch.Tensor]
 """Makes the values of each row from a model's output and the mask of its tokens."""
 
@@ -25,8 +27,7 @@ class TorchNetwork:
         self.padding = padding
         # A decoder with a head finds a row's last token by it.
         model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-        # A GPU computes hundreds of tokens in the time that it takes to begin.
-        self.pass_cost = 32 if model.device.type == "cpu" else 2048
+        self.pass_cost = 32 if model.device.type == "cpu" else GPU_PASS_COST
         self._has_segments = reads_segments(model)
 
     def __call__(

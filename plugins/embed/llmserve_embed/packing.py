@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+GPU_PASS_COST = 2048
+"""In tokens: a GPU computes hundreds of them in the time that it takes to begin a pass."""
+
 
 def packs(lengths: Sequence[int], most: int, pass_cost: int) -> list[list[int]]:
     """Return the positions of texts that share a pass, the shortest first.

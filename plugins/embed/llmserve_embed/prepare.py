@@ -44,8 +44,9 @@ def prepare_torch(context: BuildContext, kind: ModelKind, *, pools: bool) -> Map
 
 def prepare_graph(context: BuildContext, kind: ModelKind, *, pools: bool) -> Mapping[str, Any]:
     """Place a graph that the model brings as a model of its own, which this one calls."""
-    from llmserve_embed.native import place_graph
+    from llmserve_embed.native import check_device, place_graph
 
+    check_device(str(context.options["device"]))
     settings = _common(context, kind, pools=pools)
     place_instances(context.config, "cpu", 1)
     graph = context.add_part("graph", backend="onnxruntime")

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from llmserve.certify import Ask, Gone
+from llmserve.certify import Ask, Gone, Refusal
 from llmserve.certify.openai import OpenAIEndpoint
+from tests.toy_server import ToyServer
 
 
 def lines(endpoint: OpenAIEndpoint) -> list[str]:
@@ -59,3 +60,18 @@ def test_what_another_kind_of_server_sends_is_shown_as_text() -> None:
             endpoint.ask(Ask("Hello"))
         thread.join()
     assert found.value.problem.isprintable()
+
+
+def test_a_server_that_refuses_to_count_in_streams_is_asked_without() -> None:
+    server = ToyServer()
+    server.strict = True
+    ask = Ask("Hello", options={"max_tokens": 8, "temperature": 0}, stream=True)
+    with server.serving() as url:
+        endpoint = OpenAIEndpoint(url, "toy")
+        assert "stream_options" in endpoint.curl(ask)
+        assert endpoint.ask(ask).text == "".join(endpoint.pieces(ask))
+        assert "stream_options" not in endpoint.curl(ask)
+        wrong = ask.with_options(temperature=-1)
+        with pytest.raises(Refusal) as refused:
+            endpoint.ask(wrong)
+    assert refused.value.status == 400

@@ -403,17 +403,33 @@ def test_a_triton_that_hangs_too_often_is_ended(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("is_ensemble", [True, False])
-def test_a_model_that_calls_another_has_a_process_besides(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, is_ensemble: bool
+@pytest.mark.parametrize(
+    ("backends", "running", "seen"),
+    [
+        ({"a": "python", "b": "python"}, "ab", True),
+        ({"a": "python", "b": "python"}, "b", False),
+        ({"a": "python", "b": "python"}, "a", False),
+        ({"a": "python", "b": "onnxruntime"}, "a", True),
+        ({"a": "python", "b": "onnxruntime"}, "b", False),
+        ({"a": "python", "b": "onnxruntime"}, "", False),
+        ({"a": "ensemble", "b": "python"}, "b", True),
+        ({"a": "ensemble", "b": "python"}, "", False),
+        # A backend that is written in Python, and one in a container.
+        ({"a": "vllm", "b": "ensemble"}, "a", True),
+        ({"a": "vllm", "b": "ensemble"}, "", False),
+    ],
+)
+def test_what_should_have_a_process_is_seen_to_have_one(
+    folder: Path, backends: dict[str, str], running: str, seen: bool
 ) -> None:
-    stubs: Any = SimpleNamespace(of=lambda name: [1] if name == "b" else [])
-    built = SimpleNamespace(models={"a": SimpleNamespace(is_ensemble=is_ensemble)})
-    monkeypatch.setattr("llmserve.server.keep.keeper.Repository.open", lambda _: built)
+    """A model b is a part of a."""
+    for name, backend in backends.items():
+        key = "platform" if backend == "ensemble" else "backend"
+        (folder / "repo" / name / "config.pbtxt").write_text(f'{key}: "{backend}"')
     kept: Any = SimpleNamespace(
         models={"a": SimpleNamespace(parts=("b",))},
-        stubs=stubs,
-        settings=SimpleNamespace(repository=folder),
+        stubs=SimpleNamespace(of=lambda name: [1] if name in running else []),
+        settings=SimpleNamespace(repository=folder / "repo"),
     )
-    # The process of the model itself is gone, if it has one.
-    assert keeper._Seen(kept).has_processes("a") == is_ensemble
+    assert keeper._Seen(kept).has_processes("a") is seen
+    assert not keeper._Seen(kept).has_processes("c")

@@ -20,7 +20,10 @@ class Keeper:
 
     def __init__(self, repository: Path) -> None:
         self.memory: dict[str, int] = {}
-        stubs = SimpleNamespace(memory=lambda name: (self.memory[name],) * 2)
+        stubs = SimpleNamespace(
+            memory=lambda name: (self.memory.get(name, 0),) * 2,
+            of=lambda name: [1] if name in self.memory else [],
+        )
         settings = SimpleNamespace(repository=repository)
         self.kept = SimpleNamespace(settings=settings, given_up=False, models={}, stubs=stubs)
 
@@ -90,3 +93,31 @@ def test_the_parts_of_a_new_model_count(
     built(tmp_path, "whole")
     sizes["part"] = 5
     assert loader.size("whole") == 5
+
+
+def test_a_part_that_triton_itself_runs_counts_by_its_files(
+    tmp_path: Path, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        keeper: Any = Keeper(tmp_path)
+        for name, backend in (("m", "python"), ("graph", "onnxruntime")):
+            built(tmp_path, name)
+            (tmp_path / name / "config.pbtxt").write_text(f'backend: "{backend}"')
+        loader = ReplicaLoader([keeper, keeper])
+        keeper.offer("m")
+        keeper.kept.models["m"].parts = ("graph",)
+        sizes.update(m=1, graph=100)
+        keeper.memory["m"] = 10
+        await loader.load("m")
+        assert loader.size("m") == 2 * 110
+        sizes["graph"] = 300
+        loader.measure()
+        assert loader.size("m") == 2 * 110, "as it was when it was loaded"
+        await loader.unload("m")
+        assert loader.size("m") == 2 * 110
+        await loader.load("m")
+        keeper.memory["graph"] = 40
+        loader.measure()
+        assert loader.size("m") == 2 * 50, "a stand-in's process is measured"
+
+    asyncio.run(scenario())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import llmserve
+from llmserve.repository.repository import Model
 from llmserve.server import ServerSettings, settings_of_each
 from llmserve.server.run import machine
 from llmserve.server.run.guard import LOCK
@@ -120,10 +121,46 @@ def test_weights_count_as_they_are_loaded(tmp_path: Path) -> None:
     sizes = []
     for name, dtype in (("whole", "float32"), ("half", "bfloat16")):
         llmserve.build("hf", "demo", output=tmp_path, name=name, dtype=dtype)
-        (size,) = machine._memory_of_models(ServerSettings(tmp_path, models=(name,)))[name]
+        size = machine.expected_memory(Model(tmp_path / name))
         sizes.append(size - machine._MEMORY_OF_PROCESS - machine._MEMORY_OF_ENGINE)
     on_disk = sum(path.stat().st_size for path in (tmp_path / "whole" / "1" / "model").iterdir())
     assert sizes == [on_disk, on_disk // 2]
+
+
+GRAPH = 'backend: "onnxruntime" instance_group { count: 2 kind: KIND_CPU }'
+
+
+def test_what_triton_itself_runs_takes_its_files_and_no_process(tmp_path: Path) -> None:
+    for version, size in (("9", 1 << 20), ("10", 3 << 20)):
+        (tmp_path / "models" / "graph" / version).mkdir(parents=True)
+        (tmp_path / "models" / "graph" / version / "model.onnx").write_bytes(bytes(size))
+    (tmp_path / "models" / "graph" / "config.pbtxt").write_text(GRAPH)
+    settings = ServerSettings(tmp_path / "models", "embedded", replicas=2)
+    assert machine.expected_memory(settings.opened.model("graph")) == 3 << 20
+    root = root_with(
+        tmp_path, proc__meminfo="MemTotal: 5120 kB\nMemAvailable: 5120 kB",
+        sys__fs__cgroup__pids_DOT_max="208",
+    )  # fmt: skip
+    memory, *others = machine.shortages(settings, root)
+    assert "there are 5 MB of memory in all, and the models need 6" in str(memory)
+    assert not others, "200 threads of two Tritons"
+
+
+@pytest.mark.parametrize(
+    ("kind", "manifest", "size"),
+    [("KIND_CPU", "ours", 1000), ("KIND_CPU", None, 0), ("KIND_GPU", "ours", 0)],
+)
+def test_weights_that_may_be_on_a_gpu_take_no_memory_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, manifest: str | None, size: int
+) -> None:
+    (tmp_path / "graph" / "1").mkdir(parents=True)
+    (tmp_path / "graph" / "1" / "model.onnx").write_bytes(bytes(1000))
+    config = f'backend: "onnxruntime" instance_group {{ kind: {kind} }}'
+    (tmp_path / "graph" / "config.pbtxt").write_text(config)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path == Path("/dev/nvidiactl") or exists(path))
+    monkeypatch.setattr(Model, "manifest", manifest)
+    assert machine.expected_memory(Model(tmp_path / "graph")) == size
 
 
 def test_the_leftovers_of_killed_servers_are_removed(

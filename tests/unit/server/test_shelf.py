@@ -15,7 +15,7 @@ import pytest
 from llmserve.errors import ServerError
 from llmserve.repository.repository import Repository
 from llmserve.server import ServerSettings
-from llmserve.server.keep import orders, shelf
+from llmserve.server.keep import orders, shelf, work
 from llmserve.server.keep.kept import Kept
 from llmserve.server.keep.loader import ReplicaLoader
 from llmserve.server.keep.orders import Orders
@@ -65,6 +65,7 @@ class Triton:
         self.broken: dict[str, str] = {}
         self.dropped: list[str] = []
         self.lingers = False
+        self.counts: dict[str, int] = {}
         self.given_up: list[str] = []
         self.dies = self.stalls = self.mends = False
         self.disk_is_full = False
@@ -77,6 +78,11 @@ class Triton:
 
     def takes_requests(self, name: str) -> bool:
         return name in self.ready
+
+    def answers(self) -> dict[str, int]:
+        if self.dies:
+            raise ServerError("the server does not answer")
+        return dict(self.counts)
 
     def renew(self, name: str) -> None:
         if self.dies:
@@ -93,7 +99,8 @@ class Triton:
         model = self.kept.models[name]
         if not why:
             self.ready.add(name)
-            self.stubs.processes[name] = [1]
+            if name not in self.counts:
+                self.stubs.processes[name] = [1]
         if not self.is_noticed:
             return
         if self.mends:
@@ -117,7 +124,7 @@ class Triton:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (orders, "CHECK_INTERVAL", 0.005), (shelf, "CHECK_INTERVAL", 0.005),
-        (shelf, "_IDLE_SECONDS", 0.02), (shelf, "_LINGERS", 0.1),
+        (shelf, "_IDLE_SECONDS", 0.02), (work, "_LINGERS", 0.1), (work, "_LINGERS_UNSEEN", 0.3),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 
@@ -144,12 +151,19 @@ class One:
         self.kept = self.triton.kept = Kept(settings, triton, self.lines.append)
         self.canaries: list[bool] = []
         reloader = Reloader(self.kept)
+        self.orders = Orders(self.kept, reloader)
         self.shelf = Shelf(
-            self.kept, Orders(self.kept, reloader), reloader,
+            self.kept, self.orders, reloader,
             lambda _: bool(self.canaries and self.canaries.pop()),
         )  # fmt: skip
         for name in "abc":
             self.shelf.offer(name)
+
+    async def load_with_graph(self) -> None:
+        """Load b, whose part q Triton itself runs."""
+        self.triton.counts["q"] = 5
+        (self.kept.folder("q") / "config.pbtxt").write_text('backend: "onnxruntime"')
+        await self.shelf.load("b")
 
     def states(self) -> dict[str, str]:
         return {name: model.state.value for name, model in self.kept.models.items()}
@@ -287,6 +301,62 @@ def test_processes_that_triton_forgets_are_ended_unless_they_work(one: One) -> N
         await unloading
         assert one.stubs.killed == ["a"]
         assert "its processes are ended" in one.lines[-1]
+
+    go(scenario())
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_model_that_calls_its_parts_has_them_until_its_process_ends(
+    one: One, on_demand: bool
+) -> None:
+    """It answers its last request until then."""
+
+    async def scenario() -> None:
+        await one.load_with_graph()
+        one.triton.lingers = True
+        unload = one.shelf.put_away if on_demand else one.orders.unload
+        unloading = asyncio.ensure_future(unload("b"))
+        for _ in range(20):
+            one.stubs.used["b"] = one.stubs.used.get("b", 0.0) + 0.0001
+            await asyncio.sleep(0.01)
+        assert one.triton.dropped == ["b"]
+        assert one.lines[-1] != "b: unloaded"
+        one.stubs.processes.pop("b")
+        one.triton.lingers = False
+        await unloading
+        assert one.triton.dropped == ["b", "p", "q"]
+        assert one.lines[-1] == "b: unloaded"
+        assert one.stubs.killed == []
+
+    go(scenario())
+
+
+def test_what_triton_itself_computes_is_seen_by_its_answers(one: One) -> None:
+    async def scenario() -> None:
+        await one.load_with_graph()
+        unloading = asyncio.ensure_future(one.shelf.put_away("b"))
+        for _ in range(10):
+            one.triton.counts["q"] += 1
+            await asyncio.sleep(0.01)
+            assert one.triton.dropped == [], "no process has computed anything"
+        one.triton.counts["another"] = 1
+        await unloading
+        assert one.triton.dropped == ["b", "p", "q"]
+
+    go(scenario())
+
+
+def test_a_process_that_waits_for_what_triton_computes_is_ended_later(one: One) -> None:
+    async def scenario() -> None:
+        await one.load_with_graph()
+        one.triton.lingers = True
+        began = time.monotonic()
+        await one.shelf.put_away("b")
+        assert one.stubs.killed[0] == "b"
+        assert time.monotonic() - began > 0.3
+        # A Triton that has ended counts nothing.
+        one.triton.dies = True
+        assert await work.Work(one.kept, ["q"]).done() == work.Done(0.0, ())
 
     go(scenario())
 

@@ -17,7 +17,7 @@ from llmserve.errors import LLMServeError
 from llmserve.testing import check_repository, read_config
 from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, save_graph
 from llmserve_embed.graph import POOLINGS, GraphNetwork
-from llmserve_embed.network import pooled
+from llmserve_embed.network import TorchNetwork, logits, pooled
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def test_the_graph_is_a_model_beside_the_one_that_answers(encoder: Path, tmp_pat
     settings = manifest["components"]["generator"]["settings"]
     assert settings["graph"] == {
         "model": "m_graph",
+        "device": "cuda:1",
         "inputs": dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), "int64"),
         "output": "last_hidden_state",
     }
@@ -91,6 +92,8 @@ def test_without_a_batch_dimension_the_graph_has_one_of_its_own(
         ({"file": "model.xml"}, "has no file 'model.xml' in ONNX's form"),
         ({"file": ""}, "has no file '' in ONNX's form"),
         ({"device": "tpu"}, "device cannot be 'tpu'"),
+        # Before a large file is copied.
+        ({"device": "tpu", "file": "onnx/damaged.onnx"}, "device cannot be 'tpu'"),
         ({"file": "onnx/damaged.onnx"}, "onnx/damaged.onnx of .* cannot be read"),
     ],
 )
@@ -174,7 +177,7 @@ def test_what_the_graph_reports_fails_the_pass(monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
     graph = {
-        "model": "m_graph", "output": "logits",
+        "model": "m_graph", "device": "cpu", "output": "logits",
         "inputs": {"input_ids": "int64", "attention_mask": "int32"},
     }  # fmt: skip
     network = GraphNetwork({"padding": 0, "graph": graph})
@@ -190,3 +193,18 @@ def test_a_classifier_has_logits_and_no_pooling(tmp_path: Path) -> None:
     build(model, tmp_path, "classify")
     config = read_config(tmp_path / "repository" / "m_graph")
     assert [(each.name, [*each.dims]) for each in config.output] == [("logits", [3])]
+
+
+def test_a_pass_on_a_gpu_costs_what_it_costs_torch_there() -> None:
+    graph = {"model": "m_graph", "inputs": {}, "output": "logits"}
+    model: Any = SimpleNamespace(
+        device=torch.device("meta"), forward=lambda: None,
+        config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(), model_type="bert"),
+    )  # fmt: skip
+    costs = {
+        device: GraphNetwork({"padding": 0, "graph": {**graph, "device": device}}).pass_cost
+        for device in ("cpu", "cuda", "cuda:1")
+    }
+    on_gpu = TorchNetwork(model, logits, 0).pass_cost
+    assert costs == {"cpu": 64, "cuda": on_gpu, "cuda:1": on_gpu}
+    assert on_gpu > 1000
