@@ -263,7 +263,8 @@ class ToyServer:
             scores[token] -= options.get("presence_penalty", 0)
         for name, bias in (options.get("logit_bias") or {}).items():
             scores[int(name)] += bias
-        for word in options.get("bad_words") or ():
+        ignored = self.fault == "bad-words-ignored"
+        for word in () if ignored else options.get("bad_words") or ():
             for text in (word, f" {word}"):
                 for token in self.model.encode(text, special=False)[:1]:
                     scores[token] = -np.inf
@@ -410,5 +411,6 @@ FAULTS = {
     "padded-positions": "same-in-a-batch",
     "prompt-echoed": "no-echo",
     "long-refused": "prompts-are-answered",
+    "bad-words-ignored": "bad-words",
 }
 """Each fault, and the check that must name it."""

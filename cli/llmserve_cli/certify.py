@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import UsageError
+from llmserve.errors import OutputError, UsageError
 from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
+from llmserve_cli.places import check_file, check_folder
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.status import Status
 from llmserve_cli.terminal import print_table, printable
@@ -33,6 +34,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_PAGE, _REPORT = "index.html", "report.json"
 
 
 def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
@@ -88,7 +90,13 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     metavar="REQUESTS,TIME",
     help="The most requests, and the longest time.",
 )
-@click.option("--timeout", type=float, default=120.0, show_default=True, help="Of one request.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 10**6, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Of one request.",
+)
 @click.option("--report", type=_FOLDER, metavar="DIR", help="Write a page to this folder.")
 @click.option(
     "--json", "json_file", type=_OUT, metavar="FILE", help="Save the report as JSON; - prints it."
@@ -125,7 +133,7 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     if model is None:
         raise UsageError("MODEL is missing", hint="name a served model, or give --list")
     before = read_states(options["baseline"]) if options["baseline"] else None
-    _check_files(options)
+    _check_places(options)
     with Status("connecting") as status, _examination(model, options, status) as exam:
         # What is asked for by its name is run, whatever --quick leaves out.
         exam.quick = options["quick"] and not options["only"]
@@ -196,45 +204,51 @@ def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
         yield TritonEndpoint(client, model, url=str(parse_url(url)), http_url=http, always=always)
 
 
-def _check_files(options: dict[str, Any]) -> None:
+def _check_places(options: dict[str, Any]) -> None:
     """See that the report can be written, before it takes minutes to make."""
-    folder: Path | None = options["report"]
-    files = [options["json_file"], options["junit"], folder and folder / "index.html"]
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        for path in files:
-            if path and str(path) != "-":
-                is_new = not path.exists()
-                path.open("a").close()
-                if is_new:
-                    path.unlink()
-    except OSError as error:
-        words = f"{error.filename} cannot be written: {error.strerror}"
-        raise UsageError(words, hint="give another place") from None
+    json_file, junit = options["json_file"], options["junit"]
+    if json_file and json_file == junit:
+        raise UsageError("--json and --junit name the same file", hint="give two")
+    for path in (json_file, junit):
+        if path and str(path) != "-":
+            check_file(path)
+    if options["report"]:
+        check_folder(options["report"], _PAGE, _REPORT)
 
 
 def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]) -> None:
     from llmserve.certify.output import as_json, as_junit
     from llmserve.certify.page import page
 
-    target: Path | None = options["json_file"]
+    target, folder = options["json_file"], options["report"]
     if str(target) == "-":
         click.echo(as_json(report))
+        target = None
     else:
         _print(report, changed)
-        if target:
-            target.write_text(as_json(report), encoding="utf-8")
+    files = [(target, as_json(report))] if target else []
     if options["junit"]:
-        options["junit"].write_text(as_junit(report), encoding="utf-8")
-    if folder := options["report"]:
-        (folder / "index.html").write_text(page(report, changed), encoding="utf-8")
-        (folder / "report.json").write_text(as_json(report), encoding="utf-8")
-        click.echo(f"{folder / 'index.html'}", err=True)
+        files.append((options["junit"], as_junit(report)))
+    if folder:
+        files += [(folder / _PAGE, page(report, changed)), (folder / _REPORT, as_json(report))]
+    if unwritten := [words for path, text in files if (words := _save(path, text))]:
+        raise OutputError(f"{', '.join(unwritten)} cannot be written", hint="see what is full")
+    if folder:
+        click.echo(f"{folder / _PAGE}", err=True)
+
+
+def _save(path: Path, text: str) -> str:
+    """Write a file, or return why not: the others must not be lost with it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        return f"{path} ({error.strerror})"
+    return ""
 
 
 def _print(report: Report, changed: list[Change] | None) -> None:
-    from llmserve.certify.output import evidence
+    from llmserve.certify.output import change_lines, evidence
     from llmserve.certify.page import result
 
     print_table([("RESULT", "CHECK", "SEVERITY", "WHAT"), *map(_row, report.verdicts)])
@@ -243,11 +257,8 @@ def _print(report: Report, changed: list[Change] | None) -> None:
         for line in evidence(verdict):
             click.echo(f"  {printable(line)}")
     click.echo(f"\n{result(report)}")
-    for change in changed or ():
-        words = f"{change.before or 'not run'}, now {change.after or 'not run'}"
-        click.echo(f"since the baseline: {change.name} was {words}")
-    if changed == []:
-        click.echo("since the baseline: nothing has changed")
+    for name, words in () if changed is None else change_lines(changed):
+        click.echo(f"since the baseline: {printable(name)} {words}")
 
 
 def _row(verdict: Verdict) -> tuple[str, str, str, str]:

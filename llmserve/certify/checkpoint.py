@@ -41,6 +41,20 @@ def opened(model: str, report: Callable[[str], None]) -> Iterator[Checkpoint]:
         yield Checkpoint(model, source.folder, source.described())
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep transformers from showing its own progress, in the middle of ours."""
+    from transformers.utils import logging
+
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
+
+
 class Checkpoint:
     """A causal language model in float32 on this machine's processor."""
 
@@ -57,9 +71,10 @@ class Checkpoint:
         try:
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, trust_remote_code=False
-            ).eval()
+            with without_bars():
+                self._model = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=torch.float32, trust_remote_code=False
+                ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             words = " ".join(str(error).split())[:200]
             raise ModelSourceError(f"{name} cannot be loaded: {words}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmserve.certify.checkpoint import rounded
+from llmserve.certify.checkpoint import rounded, without_bars
 from llmserve.contract.tasks import EMBED, RERANK
 from llmserve.errors import ModelSourceError
 from llmserve.packages import install_command
@@ -75,9 +75,10 @@ class EncoderCheckpoint:
                 source.folder, trust_remote_code=False
             )
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(source.folder)
-            self._model = auto.from_pretrained(
-                source.folder, dtype=torch.float32, trust_remote_code=False
-            ).eval()
+            with without_bars():
+                self._model = auto.from_pretrained(
+                    source.folder, dtype=torch.float32, trust_remote_code=False
+                ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             words = " ".join(str(error).split())[:200]
             raise ModelSourceError(f"{name} cannot be loaded: {words}") from None

@@ -56,15 +56,33 @@ class Refusal(LLMServeError):
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
         self.status, self.words = status, words
+        self.ask: Ask | None = None
+        """What was asked."""
 
     @property
     def is_orderly(self) -> bool:
         """Whether it says that the request is at fault, or that there is too much of them."""
         return 400 <= self.status < 500 or self.status == 501
 
+    @property
+    def is_about_server(self) -> bool:
+        """Whether it says nothing of the request: the server has no time, is ending, or has lost
+        the model."""
+        return self.status in (404, 429, 503)
+
 
 class Gone(LLMServeError):
     """No answer came: the connection failed, or the time is over."""
+
+    def __init__(self, problem: str, *, hint: str | None = None, got: str = "") -> None:
+        super().__init__(problem, hint=hint)
+        self.got = got or problem
+        self.ask: Ask | None = None
+        """What was asked."""
+
+
+class Malformed(Gone):
+    """Something came that is no answer by the rules of the API; ``got`` is what."""
 
 
 class Hostile(NamedTuple):

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmserve.certify.at_once import at_once
-from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
+from llmserve.certify.at_once import Late, at_once
+from llmserve.certify.endpoint import Ask, Gone, Hostile, Malformed, Refusal, Reply, Subject
 from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
 from llmserve.contract.tasks import GENERATE
@@ -20,6 +20,7 @@ from llmserve.contract.tasks import GENERATE
 if TYPE_CHECKING:
     from llmserve.certify.encoder import Encoder, Vector
 
+A = TypeVar("A")
 PROMPTS = (
     "Programming in C++ is like",
     "The capital of France is",
@@ -96,6 +97,8 @@ class Examination:
         self.kept: dict[Any, Any] = {}
         """What several checks look at, asked for only once."""
         self.echoes = False
+        self.lost = False
+        """Whether a request has had no answer."""
         if not self.precision:
             known = self.reference or self.encoder
             self.precision = known.precision if known else "bfloat16"
@@ -134,24 +137,60 @@ class Examination:
         try:
             return self.try_ask(ask)
         except Refusal as error:
-            words = f"a valid request is refused ({error.status}): {error.words}"
-            raise Broken(words, expected="an answer", got=error.words, ask=ask) from None
+            raise _refused(ask, error) from None
         except Gone as error:
             raise _no_answer(ask, error) from None
 
     def try_ask(self, ask: Ask) -> Reply:
         self.count()
-        answer = self.endpoint.ask(ask)
+        try:
+            answer = self.in_time(partial(self.endpoint.ask, ask))
+        except (Refusal, Gone) as error:
+            error.ask = ask
+            raise
         return replace(answer, text=after_echo(ask, answer)) if self.echoes else answer
+
+    def send(self, hostile: Hostile) -> Reply | None:
+        """Send a request that may be refused; raise :class:`Refusal` or :class:`Gone`."""
+        self.count()
+        return self.in_time(partial(self.endpoint.send, hostile))
 
     def count(self, requests: int = 1) -> None:
         """Count requests against the budget."""
         with self._lock:
             if self.asked + requests > self.budget.requests:
                 raise OutOfBudget(f"the budget of {self.budget.requests} requests is used up")
-            if time.monotonic() > self._end:
-                raise OutOfBudget(f"the budget of {self.budget.seconds:.0f} seconds is used up")
+            self.check_time()
             self.asked += requests
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def check_time(self) -> None:
+        if not self.seconds_left:
+            raise self._late()
+
+    def _late(self) -> OutOfBudget:
+        return OutOfBudget(f"the budget of {self.budget.seconds:g} seconds is used up")
+
+    def in_time(self, call: Callable[[], A]) -> A:
+        """Return the result of a call, for which no longer is waited than the budget allows."""
+        try:
+            return at_once([call], 1, self.seconds_left)[0]
+        except Late:
+            raise self._late() from None
+        except Malformed:
+            raise
+        except (Gone, Refusal) as error:
+            if isinstance(error, Gone) or error.is_about_server:
+                self.lost = True
+            raise
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than the budget allows."""
+        time.sleep(min(seconds, self.seconds_left))
+        self.check_time()
 
     def alone(self, ask: Ask) -> Reply:
         """Return the answer to a request while no other runs, asked only once."""
@@ -162,23 +201,23 @@ class Examination:
 
     def try_values(self, texts: Sequence[str]) -> list[Vector]:
         self.count()
-        return self.endpoint.values(texts)
+        vectors = self.in_time(partial(self.endpoint.values, texts))
+        if len(vectors) != len(texts):
+            words = f"{len(texts)} texts have {len(vectors)} values"
+            raise Malformed(words, got=f"{len(vectors)} values")
+        return vectors
 
     def values(self, texts: Sequence[str]) -> list[Vector]:
         """Return the values of texts that must have some."""
         curl = self.endpoint.values_curl(texts)
         try:
-            vectors = self.try_values(texts)
+            return self.try_values(texts)
         except Refusal as error:
             words = f"valid texts are refused ({error.status}): {error.words}"
             raise Broken(words, expected="values", got=error.words).with_curl(curl) from None
         except Gone as error:
-            words = f"no values come: {error.problem}"
-            raise Broken(words, expected="values", got=error.problem).with_curl(curl) from None
-        if len(vectors) != len(texts):
-            words = f"{len(texts)} texts have {len(vectors)} values"
-            raise Broken(words, expected=len(texts), got=len(vectors)).with_curl(curl)
-        return vectors
+            broken = Broken(error.problem, expected="values", got=error.got)
+            raise broken.with_curl(curl) from None
 
     def values_together(self, requests: Sequence[Sequence[str]]) -> list[list[Vector]]:
         """Return the values of the texts of several requests that run at once."""
@@ -230,9 +269,12 @@ class Examination:
             try:
                 self.try_ask(ask)
             except Refusal as error:
+                if error.is_about_server:
+                    raise _refused(ask, error) from None
                 self._offered[key] = f"{option} is refused: {error.words}"
             except Gone as error:
-                raise Broken(f"{option} gets no answer: {error.problem}", ask=ask) from None
+                problem = f"{option} gets no answer: {error.problem}"
+                raise Broken(problem, expected="an answer", got=error.got, ask=ask) from None
             else:
                 self._offered[key] = None
         if (words := self._offered[key]) is not None:
@@ -303,6 +345,7 @@ class Examination:
         key = (prompt, answer.text, below)
         if adjust is None and key in self._walks:
             return self._walks[key]
+        self.check_time()
         text = answer.text
         if text and not text[:1].isspace():
             text = self._with_first_space(prompt, text)
@@ -400,9 +443,13 @@ class Examination:
         )
 
 
+def _refused(ask: Ask, error: Refusal) -> Broken:
+    words = f"a valid request is refused ({error.status}): {error.words}"
+    return Broken(words, expected="an answer", got=error.words, ask=ask)
+
+
 def _no_answer(ask: Ask, error: Gone) -> Broken:
-    words = f"no answer comes: {error.problem}"
-    return Broken(words, expected="an answer", got=error.problem, ask=ask)
+    return Broken(error.problem, expected="an answer", got=error.got, ask=ask)
 
 
 def after_echo(ask: Ask, answer: Reply) -> str:

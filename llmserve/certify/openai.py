@@ -13,14 +13,21 @@ from llmserve.certify.endpoint import (
     Ask,
     Gone,
     Hostile,
-    Message,
+    Malformed,
     Refusal,
     Reply,
     curl,
     without_password,
 )
+from llmserve.certify.openai_answers import (
+    StreamPart,
+    error_words,
+    joined,
+    read_answer,
+    read_part,
+    read_vectors,
+)
 from llmserve.client.openai import KEY, OpenAIApi
-from llmserve.client.results import Logprob
 from llmserve.contract.tasks import GENERATE
 
 if TYPE_CHECKING:
@@ -55,9 +62,10 @@ class OpenAIEndpoint:
     def describe(self) -> dict[str, str]:
         said = {}
         root = self.url.rpartition("/v1")[0] or self.url
-        with suppress(ValueError, LookupError, TypeError, Refusal, Gone):
+        unread = (ValueError, LookupError, TypeError, AttributeError, RecursionError, Refusal, Gone)
+        with suppress(*unread):
             said["version"] = str(self._get(f"{root}/version")["version"])
-        with suppress(ValueError, LookupError, TypeError, AttributeError, Refusal, Gone):
+        with suppress(*unread):
             said["owned_by"] = str(self._get(f"{self.url}/models")["data"][0]["owned_by"])
         return said
 
@@ -68,11 +76,8 @@ class OpenAIEndpoint:
     def ask(self, ask: Ask) -> Reply:
         with closing(self._send(ask)) as opened:
             if ask.stream:
-                return _joined(self._events(opened.response))
-            try:
-                return _answer(json.loads(self._read(opened.response)))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
+                return joined(self._parts(opened.response))
+            return read_answer(self._read(opened.response))
 
     def _send(self, ask: Ask) -> _Opened:
         try:
@@ -87,9 +92,8 @@ class OpenAIEndpoint:
 
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
         with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as opened:
-            for event in self._events(opened.response):
-                for choice in event.get("choices") or ():
-                    yield _text(choice)
+            for part in self._parts(opened.response):
+                yield from part.texts
 
     def curl(self, ask: Ask) -> str:
         path, body = self._body(ask)
@@ -127,24 +131,17 @@ class OpenAIEndpoint:
     def send(self, hostile: Hostile) -> Reply | None:
         with closing(self._open(f"{self.url}/completions", hostile.body)) as opened:
             data = self._read(opened.response)
-        with suppress(ValueError, LookupError, TypeError, AttributeError):
-            return _answer(json.loads(data))
+        with suppress(Malformed):
+            return read_answer(data)
         return None
 
     def hostile_curl(self, hostile: Hostile) -> str:
         return self._curl(f"{self.url}/completions", hostile.body.decode(errors="backslashreplace"))
 
     def values(self, texts: Sequence[str]) -> list[Vector]:
-        import numpy as np
-
         body = self._values_body(texts)
         with closing(self._open(f"{self.url}/embeddings", body)) as opened:
-            data = self._read(opened.response)
-        try:
-            found = sorted(json.loads(data)["data"], key=lambda entry: entry["index"])
-            return [np.array(entry["embedding"], np.float32) for entry in found]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
+            return read_vectors(self._read(opened.response))
 
     def values_curl(self, texts: Sequence[str]) -> str:
         body = json.dumps(self._values_body(texts), ensure_ascii=False)
@@ -187,10 +184,10 @@ class OpenAIEndpoint:
             response = connection.getresponse()
             if response.status == 200:
                 return _Opened(connection, response)
-            words = _error_words(self._read(response)) or f"status {response.status}"
+            words = error_words(self._read(response)) or f"status {response.status}"
         except (OSError, HTTPException) as error:
             connection.close()
-            raise Gone(f"no answer from {self.url}: {error or type(error).__name__}") from None
+            raise Gone(f"no answer from {self.url}: {_reason(error)}") from None
         connection.close()
         raise Refusal(response.status, words)
 
@@ -199,9 +196,9 @@ class OpenAIEndpoint:
         try:
             return response.read()
         except (OSError, HTTPException) as error:
-            raise Gone(f"the answer broke off: {error or type(error).__name__}") from None
+            raise Gone(f"the answer broke off: {_reason(error)}") from None
 
-    def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    def _parts(self, response: HTTPResponse) -> Iterator[StreamPart]:
         try:
             for line in response:
                 if not line.startswith(b"data:"):
@@ -209,16 +206,15 @@ class OpenAIEndpoint:
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
-                if error := event.get("error"):
-                    status = error.get("code") if isinstance(error, Mapping) else None
-                    raise Refusal(status if isinstance(status, int) else 500, str(error))
-                yield event
+                yield read_part(data)
         except (OSError, HTTPException) as error:
-            raise Gone(f"the stream broke off: {error or type(error).__name__}") from None
-        except (ValueError, AttributeError) as error:
-            raise Gone(f"the stream is not one of OpenAI's API ({error!r})") from None
+            raise Gone(f"the stream broke off: {_reason(error)}") from None
         raise Gone("the stream ended without [DONE]")
+
+
+def _reason(error: Exception) -> str:
+    # What a server sends instead of a response may have control characters.
+    return repr(str(error))[1:-1] or type(error).__name__
 
 
 class _Opened(NamedTuple):
@@ -229,79 +225,3 @@ class _Opened(NamedTuple):
         # The response has the socket, which stays open as long as either does.
         self.response.close()
         self.connection.close()
-
-
-def _error_words(body: bytes) -> str:
-    try:
-        error = json.loads(body)
-        error = error.get("error", error)
-        words = str(error.get("message", error) if isinstance(error, Mapping) else error)
-    except (ValueError, AttributeError):
-        words = body.decode(errors="replace")
-    return " ".join(words.split())[:300]
-
-
-def _text(choice: Mapping[str, Any]) -> str:
-    message: Message = choice.get("delta") or choice.get("message") or {}
-    return str(choice.get("text") or message.get("content") or "")
-
-
-def _answer(content: Mapping[str, Any]) -> Reply:
-    choice = content["choices"][0]
-    usage = content.get("usage") or {}
-    return Reply(
-        _text(choice),
-        choice.get("finish_reason"),
-        usage.get("prompt_tokens"),
-        usage.get("completion_tokens"),
-        _logprobs(choice.get("logprobs")),
-    )
-
-
-def _joined(events: Iterator[dict[str, Any]]) -> Reply:
-    texts: list[str] = []
-    usage: Mapping[str, Any] = {}
-    reason, count = None, 0
-    logprobs: list[Logprob] | None = None
-    for event in events:
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or ():
-            count += 1
-            texts.append(_text(choice))
-            reason = choice.get("finish_reason") or reason
-            if (entries := _logprobs(choice.get("logprobs"))) is not None:
-                logprobs = [*(logprobs or ()), *entries]
-    return Reply(
-        "".join(texts),
-        reason,
-        usage.get("prompt_tokens"),
-        usage.get("completion_tokens"),
-        None if logprobs is None else tuple(logprobs),
-        tuple(filter(None, texts)),
-        count,
-    )
-
-
-def _logprobs(content: Mapping[str, Any] | None) -> tuple[Logprob, ...] | None:
-    """Read log-probabilities in either form; the API has no ids of tokens."""
-    if not content:
-        return None
-    if "content" in content:
-        return tuple(_entry(entry) for entry in content["content"] or ())
-    tokens, values = content.get("tokens") or (), content.get("token_logprobs") or ()
-    tops = content.get("top_logprobs") or [None] * len(tokens)
-    return tuple(
-        Logprob(-1, token, value, _ranked(top or {}))
-        for token, value, top in zip(tokens, values, tops, strict=False)
-        if value is not None
-    )
-
-
-def _entry(entry: Mapping[str, Any]) -> Logprob:
-    top = {other["token"]: other["logprob"] for other in entry.get("top_logprobs") or ()}
-    return Logprob(-1, entry["token"], entry["logprob"], _ranked(top))
-
-
-def _ranked(top: Mapping[str, float]) -> tuple[Logprob, ...]:
-    ranked = sorted(top.items(), key=lambda item: -item[1])
-    return tuple(Logprob(-1, token, value) for token, value in ranked)

@@ -62,6 +62,26 @@ def changes(before: dict[str, str], report: Report) -> list[Change]:
     return [c for c in found if c.before != c.after and c.after != "unfinished"]
 
 
+def change_lines(changed: Sequence[Change]) -> list[tuple[str, str]]:
+    """Return what to say of changes: a name, and what has become of it.
+
+    What is run in one of the two only, as with ``--quick``, is no change of the server.
+    """
+    lines = [
+        (change.name, f"was {change.before or 'not run'}, now {change.after}")
+        for change in changed
+        if change.after == "failed" or (change.before and change.after)
+    ]
+    alone = {name for name, _ in lines}
+    for words, others in (
+        ("were not run this time", [c for c in changed if c.after is None]),
+        ("were not run before", [c for c in changed if c.before is None and c.name not in alone]),
+    ):
+        if others:
+            lines.append((f"{len(others)} checks", words))
+    return lines or [("nothing", "has changed")]
+
+
 def as_junit(report: Report) -> str:
     """Return a test suite with a case for each check."""
     counted = report.counted()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 from llmserve.certify.check import Verdict
-from llmserve.certify.output import Change, writable
+from llmserve.certify.output import Change, change_lines, writable
 from llmserve.certify.run import Report
 
 _STYLE = """
@@ -44,7 +44,7 @@ def page(report: Report, changed: Sequence[Change] | None = None) -> str:
         f"<h1>{escape(report.subject['model'])}</h1>",
         f'<p class="result">{escape(result(report))}</p>',
         "<h2>What was checked</h2>",
-        _facts(report.subject),
+        _facts(report.subject.items()),
         "<h2>Against what</h2>",
         _against(report),
         *_changed(changed),
@@ -73,8 +73,8 @@ def result(report: Report) -> str:
     return f"{counted['failed']} checks failed, {counted['passed']} passed{tail}: {names}"
 
 
-def _facts(facts: Mapping[str, Any]) -> str:
-    rows = [f"<tr><td>{escape(k)}</td><td>{escape(str(v))}</td></tr>" for k, v in facts.items()]
+def _facts(facts: Iterable[tuple[str, Any]]) -> str:
+    rows = [f"<tr><td>{escape(k)}</td><td>{escape(str(v))}</td></tr>" for k, v in facts]
     return f'<table class="facts"><tbody>{"".join(rows)}</tbody></table>'
 
 
@@ -84,19 +84,13 @@ def _against(report: Report) -> str:
     facts = {**report.against, "precision": report.precision}
     if report.margin is not None:
         facts["which explains"] = f"{report.margin:.3g} {report.unit}"
-    return _facts(facts)
+    return _facts(facts.items())
 
 
 def _changed(changed: Sequence[Change] | None) -> list[str]:
     if changed is None:
         return []
-    if not changed:
-        return ["<h2>Since the baseline</h2>", "<p>Nothing has changed.</p>"]
-    rows = {
-        change.name: f"{change.before or 'not run'} → {change.after or 'not run'}"
-        for change in changed
-    }
-    return ["<h2>Since the baseline</h2>", _facts(rows)]
+    return ["<h2>Since the baseline</h2>", _facts(change_lines(changed))]
 
 
 def _row(verdict: Verdict) -> str:

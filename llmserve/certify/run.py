@@ -11,7 +11,7 @@ from typing import Any, get_args
 from llmserve.certify.check import Check, Severity, State, Verdict
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.answers import find_echo, find_refused
-from llmserve.certify.endpoint import Gone, Refusal
+from llmserve.certify.endpoint import Gone, Malformed, Refusal
 from llmserve.certify.examination import Examination
 from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
 from llmserve.client.openai import KEY
@@ -22,6 +22,16 @@ from llmserve.version import __version__
 
 OnVerdict = Callable[[Verdict], None]
 _LONGEST = 600
+_WAITS = (0.0, 1.0, 3.0, 6.0)
+"""Seconds before each try to reach a server that gives no answer: it may be starting anew."""
+_PATIENCE = 10.0
+_HINTS = {
+    401: f"set {KEY}",
+    403: f"set {KEY}",
+    404: "see the address, and the model's name",
+    **dict.fromkeys((429, 503), "try again when it has time"),
+}
+"""What to do about a status of the first request."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +103,14 @@ def run_checks(
     verdicts: list[Verdict] = []
     chosen = checks_for(exam, checks)
     _begin(exam)
+    # Not at the end, when the time may be over or the server be gone.
+    described = _described(exam)
+    gone_since = ""
     for check in chosen:
         on_start(check)
-        verdict = _run(exam, check)
+        verdict = _unasked(check, gone_since) if gone_since else run_check(exam, check)
+        if verdict.state == "failed" and exam.lost and not gone_since and _is_gone(exam):
+            gone_since = check.name
         verdict = replace(verdict, cause=_cause(verdict, check, verdicts))
         verdicts.append(verdict)
         on_verdict(verdict)
@@ -105,7 +120,7 @@ def run_checks(
     subject = {"model": endpoint.model, "at": endpoint.url, "api": endpoint.kind}
     unit = "logits" if endpoint.task == GENERATE else "of the length of a vector"
     return Report(
-        {**subject, **endpoint.describe()},
+        {**subject, **described},
         {"model": reference.name, **reference.describe()} if reference else None,
         exam.precision,
         tuple(verdicts),
@@ -137,30 +152,69 @@ def _begin(exam: Examination) -> None:
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
     except Refusal as error:
-        is_key = error.status in (401, 403)
-        hint = f"set {KEY}" if is_key else "if it needs an option, give it with --set"
+        hint = _HINTS.get(error.status, "if it needs an option, give it with --set")
         raise RequestRejectedError(
             f"the server refuses the first request: {error.words}", hint=hint
         ) from None
+    except Malformed as error:
+        hint = "see whether this is the address of such a server"
+        raise UnreachableError(error.problem, hint=hint) from None
     except Gone as error:
         raise UnreachableError(error.problem, hint="see whether it runs") from None
     except Broken as error:
         raise RequestRejectedError(f"the server refuses a plain request: {error.words}") from None
 
 
-def _run(exam: Examination, check: Check) -> Verdict:
+def _described(exam: Examination) -> dict[str, str]:
+    try:
+        return exam.in_time(exam.endpoint.describe)
+    except (Outcome, Refusal, Gone):
+        return {}
+
+
+def _is_gone(exam: Examination) -> bool:
+    """Whether the server has ended, and does not come back soon."""
+    began = time.monotonic()
+    for wait in _WAITS:
+        if time.monotonic() - began > _PATIENCE:
+            # It takes the requests, and answers none.
+            break
+        try:
+            exam.pause(wait)
+            if exam.endpoint.task == GENERATE:
+                exam.try_ask(exam.greedy(exam.prompts[0], 1))
+            else:
+                exam.try_values(exam.prompts[:1])
+        except Malformed:
+            return False
+        except (Gone, Refusal) as error:
+            if isinstance(error, Gone) or error.is_about_server:
+                continue
+            return False
+        except Outcome:
+            return False
+        return False
+    return True
+
+
+def _unasked(check: Check, since: str) -> Verdict:
+    words = f"the server no longer answers, since {since}"
+    return Verdict(check.name, "unfinished", check.severity, check.promise, check.meaning, words)
+
+
+def run_check(exam: Examination, check: Check) -> Verdict:
     began, asked = time.monotonic(), exam.asked
-    exam.notes, exam.figures = [], {}
+    exam.notes, exam.figures, exam.lost = [], {}, False
     state: State = "passed"
-    words, expected, got, curl = "", None, None, ""
+    words, expected, got = "", None, None
+    broken: Broken | Refusal | Gone | None = None
     try:
         if missing := next(_missing(exam, check), ""):
             raise NotOffered(missing)
         check.run(exam)
     except Broken as error:
         state, words = "failed", error.words
-        expected, got = _shown(error.expected), _shown(error.got)
-        curl = error.curl or (exam.endpoint.curl(error.ask) if error.ask else "")
+        expected, got, broken = _shown(error.expected), _shown(error.got), error
     except NotOffered as error:
         state, words = "skipped", error.words
     except OutOfBudget as error:
@@ -168,7 +222,8 @@ def _run(exam: Examination, check: Check) -> Verdict:
     except Outcome as error:
         state, words = "undecided", error.words
     except (Refusal, Gone) as error:
-        state, words = "failed", f"a request fails: {error.problem}"
+        state, words, broken = "failed", f"a request fails: {error.problem}", error
+        got = _shown(error.got if isinstance(error, Gone) else error.words)
     except Exception as error:
         # The other checks' verdicts must not be lost by a mistake in one, perhaps a plugin's; but
         # nothing is certified by it either, since what a server sent may have led to it.
@@ -182,12 +237,23 @@ def _run(exam: Examination, check: Check) -> Verdict:
         " ".join(words.split()),
         expected,
         got,
-        curl,
+        _repeated(exam, broken) if broken else "",
         tuple(exam.notes),
         dict(exam.figures),
         requests=exam.asked - asked,
         seconds=round(time.monotonic() - began, 2),
     )
+
+
+def _repeated(exam: Examination, broken: Broken | Refusal | Gone) -> str:
+    """Return the command line that repeats a failure; that there is none must not hide it."""
+    if isinstance(broken, Broken) and broken.curl:
+        return broken.curl
+    try:
+        return exam.endpoint.curl(broken.ask) if broken.ask else ""
+    except Exception as error:
+        exam.note(f"no command line can be written of the request: {type(error).__name__}")
+        return ""
 
 
 def _missing(exam: Examination, check: Check) -> Iterator[str]:

@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmserve.certify.encoder import QUERY
-from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl, without_password
+from llmserve.certify.endpoint import (
+    Ask,
+    Gone,
+    Hostile,
+    Malformed,
+    Refusal,
+    Reply,
+    curl,
+    without_password,
+)
 from llmserve.client import Client, Completion, Piece, parse_url
 from llmserve.client.messages import input_of
 from llmserve.contract.options import OPTIONS
@@ -18,6 +27,8 @@ from llmserve.contract.tensors import EMBEDDING, LABEL, PROBABILITY, SCORE
 from llmserve.errors import ClientError, OptionError, RequestTimeoutError, UnreachableError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llmserve.certify.encoder import Vector
 
 
@@ -64,8 +75,10 @@ class TritonEndpoint:
         return replace(_answer(whole), pieces=texts, events=len(pieces))
 
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
-        stream = self._client.stream(self.model, **self._content(ask))
-        with _refusals(), closing(stream):
+        with (
+            _refusals(),
+            closing(self._client.stream(self.model, **self._content(ask))) as stream,
+        ):
             for piece in stream:
                 yield piece.text
 
@@ -106,19 +119,15 @@ class TritonEndpoint:
         return curl(url, body, stream=ask.stream)
 
     def values(self, texts: Sequence[str]) -> list[Vector]:
-        import numpy as np
-
         firsts, seconds = self._texts(texts)
         with _refusals():
             computed = self._client.compute(self.model, firsts, pairs=seconds, **self._always)
-        outputs = computed.outputs
-        if EMBEDDING.name in outputs:
-            return list(outputs[EMBEDDING.name])
-        if SCORE.name in outputs:
-            return list(outputs[SCORE.name].reshape(-1, 1))
-        # The likeliest label comes first: they are compared in the order of the model's.
-        rows = zip(outputs[LABEL.name], outputs[PROBABILITY.name], strict=True)
-        return [chances[np.argsort(names)] for names, chances in rows]
+        try:
+            return _rows(computed.outputs)
+        except (ValueError, LookupError, TypeError) as error:
+            shapes = {name: values.shape for name, values in computed.outputs.items()}
+            words = f"the outputs are not those of a model with values ({error})"
+            raise Malformed(words, got=str(shapes)) from None
 
     def values_curl(self, texts: Sequence[str]) -> str:
         firsts, seconds = self._texts(texts)
@@ -153,6 +162,22 @@ class TritonEndpoint:
         if ask.messages:
             return {"messages": list(ask.messages), **options}
         return {"prompt": ask.prompt, **options}
+
+
+def _rows(outputs: Mapping[str, NDArray[Any]]) -> list[Vector]:
+    """Return a vector for each text; raise one of three errors if that is not what they are."""
+    import numpy as np
+
+    if EMBEDDING.name in outputs:
+        found = outputs[EMBEDDING.name].astype(np.float32)
+        if found.ndim != 2:
+            raise ValueError(f"{EMBEDDING.name} has the shape {found.shape}")
+        return list(found)
+    if SCORE.name in outputs:
+        return list(outputs[SCORE.name].astype(np.float32).reshape(-1, 1))
+    # The likeliest label comes first: they are compared in the order of the model's.
+    rows = zip(outputs[LABEL.name], outputs[PROBABILITY.name].astype(np.float32), strict=True)
+    return [chances[np.argsort(names)] for names, chances in rows]
 
 
 @contextmanager

@@ -181,6 +181,7 @@ class RequestOptions:
         "Texts that the answer may not have, in the tokens of their usual spelling.",
         (),
         high=64,
+        api="bad_words",
     )
     logit_bias: Mapping[int, float] = _option(
         "biases", "biases", "Values to add to token scores, by token id.", {},

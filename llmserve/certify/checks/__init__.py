@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmserve.certify.check import Check
 from llmserve.certify.checks import (
     answers,
+    bad_words,
     chat,
     constraints,
     hostile,
@@ -24,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     *chat.CHECKS,
     *logprobs.CHECKS,
     *sampling.CHECKS,
+    *bad_words.CHECKS,
     *constraints.CHECKS,
     *hostile.CHECKS,
     *values.CHECKS,

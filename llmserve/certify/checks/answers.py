@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Examination, after_echo
-from llmserve.certify.outcome import Broken, NotOffered
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 
 LONG = 16
 _UNUSUAL = (
@@ -126,6 +126,7 @@ def _greedy(exam: Examination) -> None:
 
 def _unusual(exam: Examination) -> None:
     model = exam.reference
+    unread = ""
     for prompt in _UNUSUAL:
         ask = exam.greedy(prompt, 8)
         answer = exam.alone(ask)
@@ -141,8 +142,13 @@ def _unusual(exam: Examination) -> None:
                 )
             exam.expect_model(ask, answer, f"after {prompt!r}")
         elif "\ufffd" in answer.text.rstrip("\ufffd"):
-            words = "the answer has characters that are not text"
-            raise Broken(words, expected="text", got=answer.text, ask=ask)
+            # A model of random or few weights may write them itself.
+            unread = unread or answer.text
+    if unread:
+        raise Undecided(
+            f"the answer {unread[:40]!r} has characters that are no text: only the model can say "
+            "whether it writes them (--against)"
+        )
 
 
 def _specials(exam: Examination) -> None:

@@ -1,4 +1,4 @@
-"""Whether an answer has what a request demands, and not what it forbids."""
+"""Whether an answer has the form that a request demands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Refusal, Reply
 from llmserve.certify.examination import Examination
-from llmserve.certify.outcome import Broken, NotOffered, Undecided
+from llmserve.certify.outcome import Broken, NotOffered
 
 _SCHEMA = {
     "type": "object",
@@ -22,24 +22,6 @@ _SCHEMA = {
 _CHOICE = ["alpha", "omega"]
 _MOST = 48
 """The tokens of an answer."""
-
-
-def _bad_words(exam: Examination) -> None:
-    exam.offer("bad_words", ["\u00a7\u00a7"])
-    tried = 0
-    for prompt in exam.prompts[:4]:
-        text = exam.alone(exam.greedy(prompt)).text
-        words = [word for word in text.split(" ")[1:-1] if word.isalpha() and len(word) > 1]
-        if not words:
-            continue
-        tried += 1
-        ask = exam.greedy(prompt, bad_words=[words[0]])
-        answer = exam.ask(ask)
-        if re.search(rf"(?<!\w){re.escape(words[0])}(?!\w)", answer.text):
-            problem = f"bad_words={[words[0]]!r} is accepted, and the word is in the answer"
-            raise Broken(problem, expected="another word", got=answer.text, ask=ask)
-    if not tried:
-        raise Undecided("no answer has a word to forbid")
 
 
 def _constrained(exam: Examination) -> None:
@@ -114,14 +96,6 @@ def _fits_schema(text: str) -> bool:
 
 
 CHECKS = (
-    Check(
-        name="bad-words",
-        severity="minor",
-        promise="a bad word is not in the answer",
-        meaning="words that a user forbids are in the answer",
-        run=_bad_words,
-        quick=False,
-    ),
     Check(
         name="constrained",
         severity="major",

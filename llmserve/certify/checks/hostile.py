@@ -18,20 +18,20 @@ def _goes_on(exam: Examination, after: str) -> None:
         exam.try_ask(ask)
     except (Refusal, Gone) as error:
         words = f"after {after}, the server no longer answers: {error.problem}"
-        raise Broken(words, expected="an answer", got=error.problem, ask=ask) from None
+        got = error.words if isinstance(error, Refusal) else error.got
+        raise Broken(words, expected="an answer", got=got, ask=ask) from None
 
 
 def _wrong(exam: Examination) -> None:
     accepted, crashed = [], []
     for hostile in exam.endpoint.hostile():
-        exam.count()
         try:
-            answer = exam.endpoint.send(hostile)
+            answer = exam.send(hostile)
         except Refusal as error:
             if not error.is_orderly:
                 crashed.append((hostile, f"{error.status}: {error.words}"))
         except Gone as error:
-            crashed.append((hostile, error.problem))
+            crashed.append((hostile, error.got))
         else:
             if hostile.must_refuse:
                 accepted.append((hostile, "an answer" if answer is None else repr(answer.text)))
@@ -63,7 +63,7 @@ def _nul(exam: Examination) -> None:
         return
     except Gone as error:
         words = f"a NUL in the prompt gets no answer: {error.problem}"
-        raise Broken(words, expected="an answer or a refusal", got=error.problem, ask=ask) from None
+        raise Broken(words, expected="an answer or a refusal", got=error.got, ask=ask) from None
     if exam.reference is not None:
         ids = exam.ids_of(ask)
         if answer.input_tokens not in (None, len(ids)):
@@ -83,7 +83,7 @@ def _empty(exam: Examination) -> None:
             raise Broken(words, expected="a refusal", got=error.words, ask=ask) from None
     except Gone as error:
         words = f"an empty prompt gets no answer: {error.problem}"
-        raise Broken(words, expected="a refusal", got=error.problem, ask=ask) from None
+        raise Broken(words, expected="a refusal", got=error.got, ask=ask) from None
     _goes_on(exam, "an empty prompt")
 
 
@@ -102,7 +102,7 @@ def _over_context(exam: Examination) -> None:
         return
     except Gone as error:
         problem = f"a prompt over the context gets no answer: {error.problem}"
-        raise Broken(problem, expected="a refusal", got=error.problem, ask=shortened) from None
+        raise Broken(problem, expected="a refusal", got=error.got, ask=shortened) from None
     _goes_on(exam, "a huge prompt")
     if context is None:
         raise Undecided(f"a prompt of {words} words is answered; the context is not known")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -207,9 +206,8 @@ def _bad_neighbour(exam: Examination) -> None:
     bad = exam.endpoint.hostile()
 
     def disturb(number: int) -> None:
-        exam.count()
         try:
-            exam.endpoint.send(bad[number % len(bad)])
+            exam.send(bad[number % len(bad)])
         except (Refusal, Gone):
             return
 
@@ -243,7 +241,7 @@ def _leaving(exam: Examination) -> None:
                 "usual": round(usual, 2),
             }
             return
-        time.sleep(whole)
+        exam.pause(whole)
     raise Broken(
         f"after {_LEAVING} clients left their long answers, a short one takes {min(waits):.1f} s",
         expected=f"about {usual:.2f} s, as usual; a long answer takes {whole:.1f} s",
@@ -266,12 +264,19 @@ def _whole(exam: Examination, ask: Ask) -> float:
 
 
 def _leave(exam: Examination, ask: Ask) -> None:
-    exam.count()
-    try:
+    def leave() -> None:
         with closing(exam.endpoint.pieces(ask)) as pieces:
             next(pieces, None)
-    except (Refusal, Gone) as error:
-        raise Broken(f"a stream is refused: {error.problem}", ask=ask) from None
+
+    exam.count()
+    try:
+        exam.in_time(leave)
+    except Refusal as error:
+        words = f"a stream is refused ({error.status}): {error.words}"
+        raise Broken(words, expected="a stream", got=error.words, ask=ask) from None
+    except Gone as error:
+        words = f"a stream does not begin: {error.problem}"
+        raise Broken(words, expected="a stream", got=error.got, ask=ask) from None
 
 
 CHECKS = (

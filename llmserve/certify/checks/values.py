@@ -111,7 +111,7 @@ def _cut(exam: Examination) -> None:
         return
     except Gone as error:
         problem = f"a text over the limit gets no answer: {error.problem}"
-        raise Broken(problem, expected="a refusal", got=error.problem) from None
+        raise Broken(problem, expected="a refusal", got=error.got) from None
     if distance(*vectors) > _SAME:
         raise Undecided(f"texts of {len(words) // 3} words are read to their ends")
     raise Broken(
@@ -130,7 +130,7 @@ def _empty(exam: Examination) -> None:
             raise Broken(words, expected="a refusal", got=error.words) from None
     except Gone as error:
         words = f"an empty text gets no answer: {error.problem}"
-        raise Broken(words, expected="a refusal", got=error.problem) from None
+        raise Broken(words, expected="a refusal", got=error.got) from None
     exam.values([TEXTS[0]])
 
 

@@ -40,13 +40,15 @@ TEXT = {"model": "m", "prompt": "Hi"}
 
 def test_options_have_the_names_of_the_tensor_contract() -> None:
     request = read_chat({**CHAT, "max_completion_tokens": 5, "stop": "x", "top_k": -1, "seed": 1,
-                       "chat_template_kwargs": {"a": 1}, "logit_bias": {"5": 2}})  # fmt: skip
+                       "chat_template_kwargs": {"a": 1}, "logit_bias": {"5": 2},
+                       "bad_words": ["y"]})  # fmt: skip
     assert request.options == {
         "max_tokens": 5,
         "stop_words": ["x"],
         "seed": 1,
         "chat_template_kwargs": {"a": 1},
         "logit_bias": {"5": 2},
+        "bad_words": ["y"],
         "messages": [{"role": "user", "content": "Hi"}],
     }
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from llmserve.certify.at_once import at_once
+from llmserve.certify.at_once import Late, at_once
 
 INTERRUPTED = """
 import os, signal, threading, time
@@ -63,6 +63,25 @@ def test_an_error_waits_for_what_runs_and_begins_nothing_more() -> None:
         at_once(calls, 2)
     assert begun == ended
     assert len(begun) < 9
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_takes_too_long_is_waited_for_no_longer(fails: bool) -> None:
+    go = threading.Event()
+
+    def call() -> None:
+        if fails:
+            raise LookupError("first")
+        go.wait(60)
+
+    def late() -> None:
+        go.wait(60)
+
+    began = time.monotonic()
+    with pytest.raises(LookupError if fails else Late):
+        at_once([call, lambda: None, late], 3, 0.1)
+    assert time.monotonic() - began < 10
+    go.set()
 
 
 def test_ctrl_c_waits_for_nothing_that_runs() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import socket
+import threading
 
 import pytest
 
-from llmserve.certify import Ask
-from llmserve.certify.endpoint import Refusal
+from llmserve.certify import Ask, Gone, Refusal
 from llmserve.certify.openai import OpenAIEndpoint
 from tests.toy_server import ToyServer
 
@@ -40,6 +41,25 @@ def test_a_password_in_the_address_is_shown_nowhere(url: str) -> None:
     for line in lines(endpoint):
         assert "http://h:1/v1/" in line
         assert "@" not in line
+
+
+def test_what_another_kind_of_server_sends_is_shown_as_text() -> None:
+    """A server of gRPC answers with bytes that would control a terminal."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(b"\x00\x1b[31m\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        endpoint = OpenAIEndpoint(f"http://127.0.0.1:{server.getsockname()[1]}/v1", "m")
+        with pytest.raises(Gone) as found:
+            endpoint.ask(Ask("Hello"))
+        thread.join()
+    assert found.value.problem.isprintable()
 
 
 def test_a_server_that_refuses_to_count_in_streams_is_asked_without() -> None:

@@ -13,10 +13,16 @@ from click.testing import CliRunner
 from llmserve.certify import Broken, Check, Examination, Report, run_checks
 from llmserve.certify.check import Verdict
 from llmserve.certify.openai import OpenAIEndpoint
-from llmserve.certify.output import as_json, as_junit, changes, read_states
+from llmserve.certify.output import as_json, as_junit, change_lines, changes, read_states
 from llmserve.certify.page import page
 from llmserve.certify.run import all_checks
-from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
+from llmserve.errors import (
+    OutputError,
+    PluginError,
+    RequestRejectedError,
+    UnreachableError,
+    UsageError,
+)
 from llmserve.plugins.registry import Registry
 from llmserve_cli.certify import certify
 from tests.toy_server import ToyServer
@@ -54,7 +60,7 @@ def test_a_page_needs_nothing_else_and_escapes_what_a_server_says() -> None:
     assert "<b>it" not in html.replace("<b>&lt;b&gt;it", "")
     assert "&lt;/pre&gt;" in html
     assert "1 checks failed" in html
-    assert "Nothing has changed" in html
+    assert "<td>nothing</td><td>has changed</td>" in html
 
 
 def test_junit_is_xml_whatever_a_server_says() -> None:
@@ -108,6 +114,19 @@ def test_a_failure_that_was_known_does_not_explain_another_that_is_new() -> None
     assert (found.name, found.is_worse) == ("b", True)
     worse = {c.name: c.is_worse for c in changes({"a": "passed", "b": "passed"}, now)}
     assert worse == {"a": True, "b": False}
+
+
+def test_what_was_not_run_both_times_is_only_counted() -> None:
+    now = report(verdict("a", "passed"), verdict("b", "failed"), verdict("c", "failed"))
+    changed = changes({"a": "failed", "d": "passed", "e": "failed", "c": "failed"}, now)
+    assert change_lines(changed) == [
+        ("a", "was failed, now passed"),
+        ("b", "was not run, now failed"),
+        ("2 checks", "were not run this time"),
+    ]
+    assert change_lines(changes({}, report(verdict("a", "passed")))) == [
+        ("1 checks", "were not run before")
+    ]
 
 
 def test_that_the_budget_ends_a_check_is_no_change() -> None:
@@ -178,6 +197,36 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_asked(tmp_p
         )
     assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
     assert not (tmp_path / "r").exists()
+    with pytest.raises(UnreachableError):
+        run("http://127.0.0.1:1/v1", "--report", str(tmp_path / "page"))
+    assert not (tmp_path / "page").exists()
+
+
+def test_the_place_of_each_file_of_a_page_is_tried_first(tmp_path: Path) -> None:
+    (tmp_path / "page" / "report.json").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"report\.json cannot be written: Is a directory"):
+        run("http://127.0.0.1:1/v1", "--report", str(tmp_path / "page"))
+
+
+def test_two_reports_in_one_file_are_refused(tmp_path: Path) -> None:
+    place = str(tmp_path / "r")
+    with pytest.raises(UsageError, match="name the same file"):
+        run("http://127.0.0.1:1/v1", "--json", place, "--junit", place)
+
+
+def test_a_report_that_cannot_be_written_at_the_end_loses_no_other(
+    url: str, tmp_path: Path
+) -> None:
+    # There is room for nothing in it, which shows only when it is written to.
+    (tmp_path / "r.json").symlink_to("/dev/full")
+    files = ("--json", str(tmp_path / "r.json"), "--junit", str(tmp_path / "j.xml"))
+    with pytest.raises(OutputError, match=r"r\.json \(No space left on device\) cannot be written"):
+        run(url, "--only", "temperature", *files, "--report", str(tmp_path / "deep" / "page"))
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().attrib["tests"] == "1"
+    assert {path.name for path in (tmp_path / "deep" / "page").iterdir()} == {
+        "index.html",
+        "report.json",
+    }
 
 
 def test_an_option_is_sent_with_every_request(url: str) -> None:
