@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -31,6 +33,8 @@ _HEAD_TOO_LONG = b"\r\n".join(
 # Java's client offers HTTP/2 with every request, and the parser does not read on after the offer.
 _UPGRADE_HEADER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _STATE = "llmserve.connection"
+_MAX_AGREEING = 128
+"""How many clients may be agreeing on encryption; the one that has taken longest makes room."""
 _MAX_PERIOD = 1.0
 
 AsgiApp = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]],
@@ -68,6 +72,8 @@ class Connections:
         self._limit = limit
         self._inner = inner
         self._open: set[Connection] = set()
+        self._agreeing: dict[asyncio.Task[None], None] = {}
+        """In the order in which they began."""
 
     def new(self, *, app_state: Mapping[str, Any], **arguments: Any) -> Connection:
         """Return the protocol for a new connection; the arguments are the inner protocol's."""
@@ -94,6 +100,41 @@ class Connections:
             now = time.monotonic()
             for connection in list(self._open):
                 connection.check(now)
+
+    async def accept(
+        self, listener: socket.socket, tls: ssl.SSLContext, new: Callable[[], Connection]
+    ) -> None:
+        """Accept encrypted connections.
+
+        A server of the loop tells of a client only when they have agreed on the encryption, and any
+        number of clients may say nothing until then.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    client, _ = await loop.sock_accept(listener)
+                except OSError:  # for example, there are too many files
+                    await asyncio.sleep(self.clocks.period)
+                    continue
+                if len(self._agreeing) >= _MAX_AGREEING:
+                    oldest = next(iter(self._agreeing))
+                    del self._agreeing[oldest]
+                    oldest.cancel()
+                task = asyncio.ensure_future(self._agree(client, tls, new))
+                self._agreeing[task] = None
+                task.add_done_callback(lambda task: self._agreeing.pop(task, None))
+        finally:
+            for task in [*self._agreeing]:
+                task.cancel()
+
+    async def _agree(
+        self, client: socket.socket, tls: ssl.SSLContext, new: Callable[[], Connection]
+    ) -> None:
+        loop, seconds = asyncio.get_running_loop(), self.clocks.head
+        # What it says may be no TLS, or nothing.
+        with suppress(OSError):
+            await loop.connect_accepted_socket(new, client, ssl=tls, ssl_handshake_timeout=seconds)
 
     def _make_room(self) -> bool:
         waits = {connection: wait for connection in self._open if (wait := connection.wait())}

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from llmserve.errors import PortInUseError, ServerError, UsageError
 from llmserve_gateway.addresses import is_loopback, refuse_open
 from llmserve_gateway.app import make_app
-from llmserve_gateway.connections import Clocks, Connections, watched
+from llmserve_gateway.connections import Clocks, Connection, Connections, watched
 from llmserve_gateway.gateway import Gateway, Settings
 
 _POLL = 0.05
@@ -57,18 +57,19 @@ def run(settings: Settings, listening: Listening, report: Callable[[str], None])
     """Serve until SIGTERM or Ctrl-C; requests in flight may end within the grace period."""
     if not listening.no_auth and not settings.keys:
         refuse_open(listening.host)
-    _check_tls(listening)
-    uvloop.run(_serve(settings, listening, _bind(listening), report))
+    tls = _tls(listening)
+    uvloop.run(_serve(settings, listening, tls, _bind(listening), report))
 
 
-def _check_tls(listening: Listening) -> None:
+def _tls(listening: Listening) -> ssl.SSLContext | None:
     if not listening.tls_cert:
         if listening.tls_key:
             raise UsageError("--tls-key needs --tls-cert", hint="give the certificate as well")
-        return
+        return None
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(listening.tls_cert, listening.tls_key)
+        return context
     except OSError as error:
         raise UsageError(
             f"--tls-cert {listening.tls_cert} cannot be used ({error})",
@@ -114,14 +115,16 @@ def _server(app: Any, listening: Listening, connections: Connections) -> _Server
             # Typed as int, but passed to the loop's clock, which accepts fractions as well.
             timeout_keep_alive=cast("int", listening.idle_seconds),
             timeout_graceful_shutdown=1,
-            ssl_certfile=listening.tls_cert,
-            ssl_keyfile=listening.tls_key,
         )
     )
 
 
 async def _serve(
-    settings: Settings, listening: Listening, listener: socket.socket, report: Callable[[str], None]
+    settings: Settings,
+    listening: Listening,
+    tls: ssl.SSLContext | None,
+    listener: socket.socket,
+    report: Callable[[str], None],
 ) -> None:
     app = make_app(replace(settings, local=is_loopback(listening.host)))
     gateway: Gateway = app.state.gateway
@@ -130,19 +133,44 @@ async def _serve(
     connections = Connections(limit, listening.clocks, HttpToolsProtocol)
     server = _server(app, listening, connections)
     watching = asyncio.ensure_future(connections.watch())
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    serving = asyncio.ensure_future(server.serve(sockets=[] if tls else [listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(_POLL)
     if serving.done():
         await serving
         raise ServerError("the gateway did not start", hint="see its log")
-    scheme = "https" if listening.tls_cert else "http"
+    if tls is not None:
+        accepting = _accept(server, connections, listener, tls)
+    scheme = "https" if tls else "http"
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     report(f"{scheme}://{host}:{listener.getsockname()[1]}/v1")
     await _run_until_signal(gateway, serving, listening.grace)
     server.should_exit = True
+    if tls is not None:
+        accepting.cancel()
     await serving
     watching.cancel()
+
+
+def _accept(
+    server: _Server, connections: Connections, listener: socket.socket, tls: ssl.SSLContext
+) -> asyncio.Task[None]:
+    """Accept encrypted connections, which the server then has like those that it accepts."""
+    listener.setblocking(False)
+    listener.listen(server.config.backlog)
+
+    def new() -> Connection:
+        return connections.new(
+            config=server.config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+        )
+
+    async def accept() -> None:
+        with listener:
+            await connections.accept(listener, tls, new)
+
+    return asyncio.ensure_future(accept())
 
 
 async def _run_until_signal(gateway: Gateway, serving: asyncio.Future[None], grace: float) -> None:

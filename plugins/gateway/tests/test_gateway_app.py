@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -46,7 +47,16 @@ from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.tracing import Tracer
 from llmserve_gateway.triton_metrics import cache_usage
 
-from .gateways import NO_TRITON, TEXT, URL, Triton, ask, gateway_command, request_via
+from .gateways import (
+    NO_TRITON,
+    TEXT,
+    URL,
+    Triton,
+    ask,
+    gateway_command,
+    gateway_process,
+    request_via,
+)
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = [
@@ -356,6 +366,19 @@ def test_tls(tmp_path: Path) -> None:
     with gateway_command("--tls-cert", str(cert), "--tls-key", str(key)) as port:
         context = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/livez", verify=context).status_code == 200
+    fields = f"tls_cert=Path({str(cert)!r}), tls_key=Path({str(key)!r}), header_seconds=2"
+    before = "from pathlib import Path"
+    with gateway_process(fields, before=before) as (process, port), ExitStack() as stack:
+        files = Path(f"/proc/{process.pid}/fd")
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        for _ in range(3):
+            assert httpx.get(f"https://localhost:{port}/livez", verify=context).status_code == 200
+        assert len([*files.iterdir()]) < 250, "clients that say nothing make room"
+        while len([*files.iterdir()]) > 100:
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(20) == 0
     for args in (("--tls-key", str(key)), ("--tls-cert", str(cert)), ("--tls-cert", __file__)):
         with pytest.raises(UsageError, match="--tls-cert"):
             gateway.main(["--port", "0", *args], standalone_mode=False)
