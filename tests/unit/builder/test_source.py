@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from llmserve.builder.source import fetch_file, resolve
+from llmserve.builder.source import ModelSource, fetch_file, resolve
+from llmserve.builder.source_files import tokenizer_files
 from llmserve.errors import ModelSourceError
 
 
@@ -63,3 +66,28 @@ def test_a_page_of_the_hub_leads_to_the_name_of_its_model(page: str, model: str)
     with pytest.raises(ModelSourceError) as caught:
         resolve(page, revision="", weights=["*"], kind="huggingface", report=lambda _: None)
     assert str(caught.value).endswith(f"name its model: {model}")
+
+
+@pytest.mark.parametrize(
+    ("files", "is_one"),
+    [
+        ({"tokenizer.json": {}}, True),
+        ({"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}, False),
+        ({"tokenizer_config.json": {}, "chat_template.jinja": {}}, False),
+        ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, True),
+        ({"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["own.Own", None]}}}, True),
+        ({"config.json": {"model_type": "canine"}}, True),
+        ({"config.json": {"model_type": "gpt2"}}, False),
+    ],
+)
+def test_a_folder_whose_tokenizer_has_no_tokens_is_refused_by_the_build(
+    tmp_path: Path, files: Mapping[str, object], is_one: bool
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    source = ModelSource("mine", tmp_path)
+    if is_one:
+        assert tokenizer_files(source)
+    else:
+        with pytest.raises(ModelSourceError, match="mine has no tokenizer: put "):
+            tokenizer_files(source)
