@@ -23,7 +23,7 @@ _HUB_FILE = re.compile(
 )
 
 _HUB_PAGE = re.compile(
-    rf"(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/(?P<id>{_HUB_ID.pattern})"
+    rf"(?:https?://)?(?:www\.)?huggingface\.co/(?P<id>{_HUB_ID.pattern})"
     r"(?:/(?:blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf)|/[^?#]*)?(?:[?#].*)?",
     re.IGNORECASE,
 )

@@ -56,7 +56,7 @@ def test_a_file_that_a_model_lacks_is_told_apart_from_a_hub_that_is_away(
     ("page", "model"),
     [
         ("https://huggingface.co/acme/tiny", "acme/tiny"),
-        ("hf.co/acme/tiny/", "acme/tiny"),
+        ("huggingface.co/acme/tiny/", "acme/tiny"),
         ("https://huggingface.co/acme/tiny/tree/main", "acme/tiny"),
         ("https://huggingface.co/acme/tiny/blob/main/a.gguf?x=1", "acme/tiny:a.gguf"),
         ("https://huggingface.co/acme/tiny/blob/main/config.json", "acme/tiny"),
