@@ -53,14 +53,25 @@ class OpenAIApi:
         self.url = f"{parts.scheme}://{parts.netloc}{path}"
 
     def request(
-        self, model: str, prompt: str, options: Mapping[str, Any], *, stream: bool
+        self,
+        model: str,
+        prompt: str,
+        options: Mapping[str, Any],
+        *,
+        stream: bool,
+        usage: bool = True,
     ) -> OpenAIRequest:
-        """Return the request for an answer, to a chat if the options have ``messages``."""
+        """Return the request for an answer, to a chat if the options have ``messages``.
+
+        Some servers refuse to be asked for the ``usage`` of a stream.
+        """
         is_chat = options.get("messages") is not None
         body: dict[str, Any] = {"model": model} if is_chat else {"model": model, "prompt": prompt}
         body |= {API_NAMES.get(name, name): v for name, v in options.items() if v is not None}
         if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body["stream"] = True
+        if stream and usage:
+            body["stream_options"] = {"include_usage": True}
         url = f"{self.url}/{'chat/' if is_chat else ''}completions"
         return OpenAIRequest(url, self.headers(), json.dumps(body).encode())
 
