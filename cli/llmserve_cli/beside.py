@@ -89,12 +89,22 @@ class Beside:
             self.process.kill()
 
     def _read(self) -> None:
+        # Its last line is why it ended, which `check` raises: where all lines stay, that would
+        # stand there twice.
+        held = ""
         for line in map(str.rstrip, self.process.stderr or ()):
             self.lines.append(line)
+            if held and self.is_starting:
+                self.status.update(held)
+            held = ""
             if self.is_starting and line.startswith(_NOTE):
                 self.status.note(line)
             elif self.is_starting and line.startswith(_PREFIX):
-                self.status.update(line.removeprefix(_PREFIX))
+                text = line.removeprefix(_PREFIX)
+                if sys.stderr.isatty():
+                    self.status.update(text)
+                else:
+                    held = text
 
 
 @contextmanager

@@ -62,11 +62,13 @@ def _built_or_given(
     served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
 ) -> Path:
     """Return the repository to serve; one of its own for a model, which is built if needed."""
-    from llmserve.builder.source import is_checkpoint, is_gguf, names_model, path_of
+    from llmserve.builder.source import GGUF, is_checkpoint, is_gguf, names_model, path_of
 
     path_of(served)
     path = Path(served)
     is_model = is_checkpoint(path) or is_gguf(path)
+    # Neither can be a repository, and the build says what is wrong with it.
+    is_asked_as_model = served.lower().endswith(GGUF) or "://" in served
     if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):
         if plugin or name or assignments:
             raise UsageError(
@@ -77,12 +79,12 @@ def _built_or_given(
         return path
     if not is_model:
         _refuse_other(path)
-        if not names_model(served):
+        if not names_model(served) and not is_asked_as_model:
             return path
     try:
         return build_stored(served, name=name, plugin=plugin, assignments=assignments).repository
     except ModelSourceError as error:
-        if is_model:
+        if is_model or is_asked_as_model:
             raise
         problem = f"there is no folder {served}, and {error.problem}"
         raise ModelSourceError(problem, hint=error.hint) from None

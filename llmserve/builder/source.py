@@ -22,6 +22,12 @@ _HUB_FILE = re.compile(
     rf"(?P<id>{_HUB_ID.pattern}):(?P<file>([\w.-]+/)*[\w.-]+\.gguf)", re.IGNORECASE
 )
 
+_HUB_PAGE = re.compile(
+    rf"(?:https?://)?(?:www\.)?huggingface\.co/(?P<id>{_HUB_ID.pattern})"
+    r"(?:/(?:blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf)|/[^?#]*)?(?:[?#].*)?",
+    re.IGNORECASE,
+)
+
 WEIGHTS = "*.safetensors"
 PICKLED = "*.bin"
 
@@ -127,6 +133,9 @@ def resolve(
         # The name of a snapshot's folder is the commit.
         commit = file.parents[named["file"].count("/")].name
         return ModelSource(model, file, named["id"], commit)
+    if page := _HUB_PAGE.fullmatch(model):
+        named_so = page["id"] + (f":{page['file']}" if page["file"] else "")
+        raise ModelSourceError(f"{model} is a page of the hub", hint=f"name its model: {named_so}")
     if kind == "folder" or model.startswith((".", "/", "~")) or not names_model(model):
         others = "" if kind == "folder" else ", a GGUF file, a model's id on the hub, or 'demo'"
         what = "file" if path.suffix.lower() == GGUF else "folder"
@@ -265,10 +274,12 @@ def fetch_file(
         from huggingface_hub import hf_hub_download, snapshot_download
 
         chosen: dict[str, Any] = {"revision": revision or None, "token": _token()}
-        path = Path(hf_hub_download(repo_id, file, **chosen))
-        if beside:
-            snapshot_download(repo_id, allow_patterns=[*beside], **chosen)
-        return path
+        # Without a connection this says so at once; a single file is asked for six times.
+        folder = snapshot_download(repo_id, allow_patterns=[file, *beside], **chosen)
+        if (path := Path(folder, file)).is_file():
+            return path
+        # It says why the file is not there.
+        return Path(hf_hub_download(repo_id, file, **chosen))
 
 
 def newest_commit(repo_id: str, *, revision: str = "") -> str | None:

@@ -28,6 +28,9 @@ _TOKENIZER = _TEMPLATES | {
     "merges.txt",
 }
 _TOKENIZER_SUFFIXES = (".model", ".tiktoken")
+_VOCABULARIES = {"tokenizer.json", "vocab.json", "vocab.txt"}
+_OF_BYTES = ("byt5", "canine", "perceiver")
+"""Tokenizers of bytes or characters, which have no file of their tokens."""
 
 
 def tokenizer_files(source: ModelSource) -> list[Path]:
@@ -37,13 +40,27 @@ def tokenizer_files(source: ModelSource) -> list[Path]:
         for path in _all(source)
         if path.name in _TOKENIZER or path.suffix in _TOKENIZER_SUFFIXES or path.suffix == ".py"
     ]
-    if not any(path.suffix != ".py" for path in files):
+    if not any(map(_has_tokens, files)) and not _needs_no_tokens(source):
         raise ModelSourceError(
             f"{source.asked} has no tokenizer",
             hint="put tokenizer.json into it, or choose another tokenizer with --tokenizer",
         )
     config = source.path / "config.json"
     return [config, *files] if config.is_file() else files
+
+
+def _has_tokens(path: Path) -> bool:
+    return path.name in _VOCABULARIES or path.suffix in _TOKENIZER_SUFFIXES
+
+
+def _needs_no_tokens(source: ModelSource) -> bool:
+    """Return whether a tokenizer is known by its settings alone, or is code of its own."""
+    settings, model = (
+        read_object(path) if (path := source.path / name).is_file() else {}
+        for name in ("tokenizer_config.json", "config.json")
+    )
+    kind = str(settings.get("tokenizer_class") or model.get("model_type")).lower()
+    return "auto_map" in settings or any(name in kind for name in _OF_BYTES)
 
 
 def has_chat_template(source: ModelSource) -> bool:

@@ -30,6 +30,7 @@ _CATEGORY = re.compile(
     r"(?:(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): )?"
 )
 _UNREADABLE = re.compile(r"failed to read text proto from \S+")
+_NO_GPU = re.compile(r"specifies invalid or unsupported gpu id (?P<number>\d+)")
 # See workarounds.STUCK_STUB.
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
 # Triton reports the model's failure only when the stub's process has ended.
@@ -166,10 +167,15 @@ def in_plain_words(reason: str) -> str:
 
     >>> in_plain_words(r"Internal: ModuleNotFoundError: No module named 'acme'\n\nAt:\n  m.py(1)")
     "ModuleNotFoundError: No module named 'acme'"
+    >>> in_plain_words("group m_0 specifies invalid or unsupported gpu id 0. GPUs of 6.0 are:: ")
+    'this Triton sees no GPU 0 (nvidia-smi shows those there are; build with --device cpu for none)'
     """
     message = reason.replace("\\n", "\n").split("\n\nAt:\n")[0]
     if "shared memory key" in message:
         return "too little space in /dev/shm"
+    if no_gpu := _NO_GPU.search(message):
+        gpus = "nvidia-smi shows those there are; build with --device cpu for none"
+        return f"this Triton sees no GPU {no_gpu['number']} ({gpus})"
     message = message.replace(f"{_UNHEALTHY}.", "did not respond for a second, or ended")
     message = _UNREADABLE.sub("this Triton cannot read its config.pbtxt", message)
     return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
-from llmserve.builder.source import fetch_file
+from llmserve.builder.source import ModelSource, fetch_file, resolve
+from llmserve.builder.source_files import tokenizer_files
 from llmserve.errors import ModelSourceError
 
 
@@ -16,6 +21,73 @@ def test_a_connection_that_breaks_off_is_no_fault_of_ours(monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise httpx.RemoteProtocolError("Server disconnected")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
     with pytest.raises(ModelSourceError, match=r"acme/tiny could not be downloaded: Server dis"):
         fetch_file("acme/tiny", "model.onnx", revision="", report=lambda _: None)
+
+
+def test_a_file_that_a_model_lacks_is_told_apart_from_a_hub_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def away(*_: object, **__: object) -> None:
+        raise errors.LocalEntryNotFoundError("away")
+
+    def lacks(*_: object, **__: object) -> None:
+        raise errors.EntryNotFoundError("no such file")
+
+    def ask() -> Path:
+        return fetch_file("acme/tiny", "a.gguf", revision="", report=lambda _: None)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lacks)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", away)
+    with pytest.raises(ModelSourceError, match=r"not in the cache, and the hub cannot be reached"):
+        ask()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(ModelSourceError, match=r"acme/tiny has no file a\.gguf"):
+        ask()
+    (tmp_path / "a.gguf").touch()
+    assert ask() == tmp_path / "a.gguf"
+
+
+@pytest.mark.parametrize(
+    ("page", "model"),
+    [
+        ("https://huggingface.co/acme/tiny", "acme/tiny"),
+        ("huggingface.co/acme/tiny/", "acme/tiny"),
+        ("https://huggingface.co/acme/tiny/tree/main", "acme/tiny"),
+        ("https://huggingface.co/acme/tiny/blob/main/a.gguf?x=1", "acme/tiny:a.gguf"),
+        ("https://huggingface.co/acme/tiny/blob/main/config.json", "acme/tiny"),
+    ],
+)
+def test_a_page_of_the_hub_leads_to_the_name_of_its_model(page: str, model: str) -> None:
+    with pytest.raises(ModelSourceError) as caught:
+        resolve(page, revision="", weights=["*"], kind="huggingface", report=lambda _: None)
+    assert str(caught.value).endswith(f"name its model: {model}")
+
+
+@pytest.mark.parametrize(
+    ("files", "is_one"),
+    [
+        ({"tokenizer.json": {}}, True),
+        ({"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}, False),
+        ({"tokenizer_config.json": {}, "chat_template.jinja": {}}, False),
+        ({"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}, True),
+        ({"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["own.Own", None]}}}, True),
+        ({"config.json": {"model_type": "canine"}}, True),
+        ({"config.json": {"model_type": "gpt2"}}, False),
+    ],
+)
+def test_a_folder_whose_tokenizer_has_no_tokens_is_refused_by_the_build(
+    tmp_path: Path, files: Mapping[str, object], is_one: bool
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    source = ModelSource("mine", tmp_path)
+    if is_one:
+        assert tokenizer_files(source)
+    else:
+        with pytest.raises(ModelSourceError, match="mine has no tokenizer: put "):
+            tokenizer_files(source)

@@ -217,8 +217,9 @@ def test_serve_of_a_name_that_is_nothing_says_where_it_looked(
     assert isinstance(error, ModelSourceError)
     assert str(error).startswith("there is no folder acme/none, and acme/none is not in the cache")
     assert "cannot be a path: File name too long" in str(serve("x" * 400).exception)
-    for words in ([], ["./acme/none"], ["acme/none/more"], ["none.gguf"]):
+    for words in ([], ["./acme/none"], ["acme/none/more"]):
         assert str(serve(*words).exception).startswith("no repository at")
+    assert str(serve("none.gguf").exception).startswith("no file at none.gguf: name a local folder")
 
 
 @pytest.mark.parametrize("words", [["--plugin", "hf"], ["--name", "x"], ["--set", "stream=true"]])

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -131,3 +133,15 @@ def test_a_triton_that_is_started_again_is_waited_for(monkeypatch: pytest.Monkey
     status["state"] = "ready"
     beside.check()
     beside.stop()
+
+
+def test_why_a_server_has_ended_is_not_shown_as_progress_too() -> None:
+    steps: list[str] = []
+    lines = ["llmserve: loading m\n", "llmserve: m failed to load\n"]
+    process: Any = SimpleNamespace(stderr=lines, poll=lambda: 1)
+    status: Any = SimpleNamespace(update=steps.append)
+    beside = Beside(process, status)
+    beside.follow()
+    with pytest.raises(ServerError, match=r"^m failed to load$"):
+        beside.check()
+    assert steps == ["loading m"]

@@ -41,3 +41,21 @@ def test_what_is_loaded_on_demand_is_listed_with_the_addresses() -> None:
     lines = serve_module._summary([server], [], ["a", "b"]).splitlines()
     assert lines[-2:] == ["  on demand: a, b", "Ctrl-C stops it."]
     assert not any(line.startswith("  models") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("served", "message"),
+    [
+        ("none.gguf", "no file at none.gguf: name a local folder, a GGUF file"),
+        ("https://huggingface.co/a/b", "is a page of the hub: name its model: a/b"),
+        ("./none", "no repository at none: llmserve build creates one"),
+    ],
+)
+def test_what_is_not_there_is_named_as_what_it_looks_like(
+    served: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+    words = ["serve", served, *ports, "--frontend", "none", "--runtime", "embedded"]
+    assert message in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)
