@@ -13,7 +13,7 @@ unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 # With it, each of the hundreds of processes of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo run test quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo run test test-long quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -31,15 +31,24 @@ run: .venv/.run
 # Types are checked meanwhile, since that keeps only one core busy.
 # Then the exit status is 70: see tests/conftest.py.
 WORKERS ?= 4
-ALL = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder -m "not alone"
+SPREAD = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder
+# Tests with the marks that $(1) selects: spread, failed ones once more, then those that want the machine alone.
+define tests
+$(SPREAD) -m "$(1) and not alone"; tests=$$?; \
+	[ $$tests != 70 ] || { echo "Not all tests have run, since a worker died. All are run once more:"; $(SPREAD) -m "$(1) and not alone"; tests=$$?; }; \
+	[ $$tests != 1 ] || { echo "Failed tests are run once more, on their own:"; \
+		$(BIN)/pytest --last-failed --last-failed-no-failures none -m "$(1) and not alone"; tests=$$?; }; \
+	[ $$tests != 0 ] || { $(BIN)/pytest -m "$(1) and alone" tests/live; tests=$$?; [ $$tests != 5 ] || tests=0; }
+endef
+
 test: style
 	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
-	$(ALL); tests=$$?; \
-	[ $$tests != 70 ] || { echo "Not all tests have run, since a worker died. All are run once more:"; $(ALL); tests=$$?; }; \
-	[ $$tests != 1 ] || { echo "Failed tests are run once more, on their own:"; \
-		$(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; tests=$$?; }; \
-	[ $$tests != 0 ] || { $(BIN)/pytest -m alone tests/live; tests=$$?; }; \
+	$(call tests,not long); \
 	wait $$types || { cat build/types.txt; exit 1; }; exit $$tests
+
+# What takes long: the real model, every recipe in the server, kills, containers, benchmarks' own tests.
+test-long: .venv/.ready
+	@$(call tests,long); exit $$tests
 
 # For who edits: types and the rules of the sources, without a server. Types take one core, tests the other.
 quick: style

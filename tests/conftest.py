@@ -64,8 +64,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell a run that was cut short from one in which tests failed: these alone are run again."""
-    if session.config.stash.get(_WORKER_DIED, False):
+    """Tell a run that was cut short from one in which tests failed: these alone are run again.
+
+    Nothing is after one that its user has interrupted.
+    """
+    died = session.config.stash.get(_WORKER_DIED, False)
+    if died and session.exitstatus != pytest.ExitCode.INTERRUPTED:
         session.exitstatus = 70
 
 
@@ -101,6 +105,7 @@ _LONG = {
     "plugins/gpt2/tests": 140,
     "plugins/trtllm/tests": 130,
     _OPENVINO: 120,
+    "tests/live/test_cli.py": 95,
     "tests/real/test_real_openvino.py": 90,
     "plugins/gateway/tests/gateway_live": 87,
     "tests/reliability/test_serve_alone.py": 86,
@@ -109,7 +114,6 @@ _LONG = {
     "plugins/bench/tests": 75,
     "plugins/hf/tests": 74,
     "tests/live/test_scaffold.py": 60,
-    "tests/live/test_cli.py": 45,
     "plugins/examples/priorities/tests": 40,
     "plugins/bench/tests/measuring/test_generator.py": 39,
     "tests/live/test_server.py": 38,

@@ -36,6 +36,8 @@ _FIRST_WORD = _BYTES + 256
 SIZE = _FIRST_WORD + 2 * len(_WORDS)
 CONTEXT = 512
 _BATCH = 16
+ROUNDING = 0.1
+"""How much 16 bits change a score: of a real model in bfloat16, about as much."""
 _PATIENCE = 10.0
 """Seconds for the next of the requests that were announced."""
 
@@ -43,14 +45,15 @@ _PATIENCE = 10.0
 class ToyModel:
     """The model, and what certify compares with."""
 
-    name, precision = "toy", "float32"
+    name = "toy"
     context: int | None = CONTEXT
     begin: int | None = BEGIN
     ends = frozenset({END})
     special_texts: tuple[str, ...] = _SPECIALS
     chats = True
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = "float32") -> None:
+        self.precision = precision
         self._texts: list[bytes] = [
             *(b"" for _ in _SPECIALS),
             *(bytes([value]) for value in range(256)),
@@ -110,7 +113,8 @@ class ToyModel:
         return scores
 
     def noise(self, precision: str, sequences: Sequence[Sequence[int]]) -> Noise:
-        return Noise(1e-5, 1e-5, sum(map(len, sequences)))
+        size = 1e-5 if precision == "float32" else 4 * ROUNDING
+        return Noise(size, size, sum(map(len, sequences)))
 
 
 @dataclass
@@ -127,10 +131,15 @@ class Job:
 
 
 class ToyServer:
-    """``fault`` is one of those that :data:`FAULTS` maps to the check that must name it."""
+    """``fault`` is one of those that :data:`FAULTS` maps to the check that must name it.
 
-    def __init__(self, fault: str = "") -> None:
-        self.model, self.fault = ToyModel(), fault
+    ``rounding`` is how much scores differ beside others, as those of 16 bits do.
+    """
+
+    def __init__(self, fault: str = "", rounding: float = 0.0) -> None:
+        self.model, self.fault, self.rounding = ToyModel(), fault, rounding
+        self.strict = False
+        """Refuses fields that an older server with OpenAI's API does not know."""
         self.jobs: queue.Queue[Job | None] = queue.Queue()
         self.answered = 0
         self._coming = self._at_once = 0
@@ -183,7 +192,7 @@ class ToyServer:
             if self.fault == "neighbours-length" and "max_tokens" in batch[0].options:
                 job.options["max_tokens"] = batch[0].options["max_tokens"]
             padded = longest - len(job.prompt) if self.fault == "padded-positions" else 0
-            self._generate(job, padded)
+            self._generate(job, padded, len(batch))
         if self.fault == "neighbours-text" and len(batch) > 1:
             for job, other in zip(batch[1:], batch, strict=False):
                 job.text = f"{other.text}\n{job.text}"
@@ -203,12 +212,18 @@ class ToyServer:
         for job in batch:
             job.done.set()
 
-    def _generate(self, job: Job, shift: int) -> None:
+    def _generate(self, job: Job, shift: int, beside: int) -> None:
         options, ids, model = job.options, job.ids, self.model
-        rng = np.random.default_rng(None if self.fault == "seed-dropped" else options.get("seed"))
+        dropped = self.fault == "seed-dropped" or (
+            self.fault == "seed-dropped-beside-others" and beside > 1
+        )
+        rng = np.random.default_rng(None if dropped else options.get("seed"))
         stops = options.get("stop") or []
         for _ in range(options.get("max_tokens") or 16):
             raw = model.scores([*job.prompt, *ids], shift).astype(np.float64)
+            if self.rounding and beside > 1:
+                changes = np.random.default_rng(beside + len(ids)).standard_normal(SIZE)
+                raw += self.rounding * changes
             scores = self._adjusted(raw.copy(), job)
             if len(ids) < options.get("min_tokens", 0) or options.get("ignore_eos"):
                 scores[END] = -np.inf
@@ -324,6 +339,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(400, {"error": {"message": "no JSON"}})
         if problem := _problem(body):
             return self._send(400, {"error": {"message": problem}})
+        if toy.strict and "stream_options" in body:
+            return self._send(422, {"detail": [{"type": "extra_forbidden"}]})
         job = Job(toy.prompt(body), body)
         if len(job.prompt) + body.get("max_tokens", 16) > CONTEXT:
             return self._send(400, {"error": {"message": "over the context"}})
@@ -383,6 +400,7 @@ FAULTS = {
     "neighbours-length": "own-length",
     "neighbours-text": "no-foreign-text",
     "seed-dropped": "seed",
+    "seed-dropped-beside-others": "seed",
     "stop-word-leaked": "stop-words",
     "usage-summed": "usage",
     "spaces-lost-in-streams": "stream-joins",

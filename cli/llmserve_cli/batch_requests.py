@@ -14,14 +14,13 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from llmserve.client import BatchRequest, BatchRequests, OpenAIApi, answer_line
-from llmserve.contract.failures import FAILURES
+from llmserve.contract.failures import FAILURES, back_off
 from llmserve.errors import RequestCancelledError, RequestRejectedError, UnreachableError
 
 BUSY = (429, 502, 503, 504)
 """The statuses of a server, or of a proxy before it, that may answer the same request later."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-DOUBLINGS = 10  # More than lead to the longest pause; a thousand would overflow.
 CHECK_SECONDS = 20.0
 BREAKS = 3
 """How many times a request may break a server that answers others; after once, it is alone."""
@@ -134,7 +133,7 @@ class Server:
 
     def _attempt(self, request: BatchRequest, body: bytes, tries: _Tries) -> dict[str, Any] | None:
         """Send a request; None if it is to be sent again after its pause."""
-        tries.pause = min(FIRST_PAUSE * 2.0 ** min(tries.count, DOUBLINGS), LONGEST_PAUSE)
+        tries.pause = back_off(tries.count, FIRST_PAUSE, LONGEST_PAUSE)
         try:
             path = request.endpoint.removeprefix("/v1")
             response = self._send("POST", path, body, self._timeout)

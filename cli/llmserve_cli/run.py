@@ -91,7 +91,10 @@ def run(
         max_batch_size=max_batch_size, dtype=dtype, device=device,
     )  # fmt: skip
     if serve_only:
-        ctx.invoke(serve, served=str(stored.repository), runtime=runtime, frontend_port=port)
+        ctx.invoke(
+            serve, served=str(stored.repository), runtime=runtime,
+            frontend_port=_frontend_port(port), **_triton_ports(),
+        )  # fmt: skip
         return
     _refuse_other_task(stored)
     converses = prompt is None and sys.stdin.isatty()
@@ -137,7 +140,8 @@ def _served(
         return
     words = ["--runtime", runtime]
     if converses:
-        words += _frontend_words(port)
+        free = _frontend_port(port)
+        words += [] if free is None else ["--port", str(free)]
     else:
         words += ["--frontend", "none"]
     with serving(stored.repository, words) as (server, beside):
@@ -162,21 +166,36 @@ def _reload(server: Running, name: str) -> None:
         ask(server.socket, {"do": "reload", "model": name}, timeout=None)
 
 
-def _frontend_words(port: int | None) -> list[str]:
+def _frontend_port(port: int | None) -> int | None:
     """Return the port of the frontend that starts by default: its own one, if that is free."""
     from llmserve.plugins.registry import Registry
     from llmserve.plugins.roles import Frontend
-    from llmserve.server import free_port
 
     if port is not None:
-        return ["--port", str(port)]
+        return port
+    frontends = [frontend for frontend in Registry.load().all(Frontend) if frontend.default]
+    return None if all(_is_free(one.port, one.name) for one in frontends) else 0
+
+
+def _triton_ports() -> dict[str, int]:
+    """Return Triton's usual ports, and 0 for those that are taken: they have no options here."""
+    from llmserve.server import ServerSettings
+
+    usual = {
+        f"{name}_port": getattr(ServerSettings, f"{name}_port")
+        for name in ("http", "grpc", "metrics")
+    }
+    return {name: port if _is_free(port, name) else 0 for name, port in usual.items()}
+
+
+def _is_free(port: int, name: str) -> bool:
+    from llmserve.server import free_port
+
     try:
-        for frontend in Registry.load().all(Frontend):
-            if frontend.default:
-                free_port("127.0.0.1", frontend.port, frontend.name)
+        free_port("127.0.0.1", port, name)
     except ServerError:
-        return ["--port", "0"]
-    return []
+        return False
+    return True
 
 
 def _where(server: Running) -> str:

@@ -49,6 +49,7 @@ class OpenAIEndpoint:
         self._api = OpenAIApi(without_password(url))
         self.url, self.model, self.chats = self._api.url, model, True
         self._timeout, self._always, self.task = timeout, dict(always or {}), task
+        self._counts_in_streams = True
         self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
 
     def describe(self) -> dict[str, str]:
@@ -65,8 +66,7 @@ class OpenAIEndpoint:
             return json.loads(self._read(opened.response))
 
     def ask(self, ask: Ask) -> Reply:
-        path, body = self._body(ask)
-        with closing(self._open(path, body)) as opened:
+        with closing(self._send(ask)) as opened:
             if ask.stream:
                 return _joined(self._events(opened.response))
             try:
@@ -74,9 +74,20 @@ class OpenAIEndpoint:
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
 
+    def _send(self, ask: Ask) -> _Opened:
+        path, body = self._body(ask)
+        try:
+            return self._open(path, body)
+        except Refusal:
+            # Triton's own frontend of 24.11 refuses every field that it does not know.
+            if not body.pop("stream_options", None):
+                raise
+            opened = self._open(path, body)
+            self._counts_in_streams = False
+            return opened
+
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
-        path, body = self._body(Ask(ask.prompt, ask.messages, ask.options, stream=True))
-        with closing(self._open(path, body)) as opened:
+        with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as opened:
             for event in self._events(opened.response):
                 for choice in event.get("choices") or ():
                     yield _text(choice)
@@ -151,6 +162,8 @@ class OpenAIEndpoint:
             options["messages"] = list(ask.messages)
         request = self._api.request(self.model, ask.prompt, options, stream=ask.stream)
         body = json.loads(request.body)
+        if not self._counts_in_streams:
+            body.pop("stream_options", None)
         if count is not None:
             body |= (
                 {"logprobs": True, "top_logprobs": count} if ask.messages else {"logprobs": count}

@@ -28,6 +28,19 @@ class Row:
         return self.api or self.code
 
 
+_DOUBLINGS = 64
+"""More than lead to any longest pause; a thousand would overflow."""
+
+
+def back_off(failures: int, first: float, longest: float) -> float:
+    """Return the seconds until the next try: twice as many after each failure.
+
+    >>> [back_off(failures, 5, 300) for failures in (0, 1, 2, 6, 2000)]
+    [5.0, 10.0, 20.0, 300, 300]
+    """
+    return min(first * 2.0 ** min(failures, _DOUBLINGS), longest)
+
+
 _ROWS = (
     Row("invalid_request", 400, "the request cannot be read, or its parts contradict one another"),
     Row("invalid_value", 400, "an option has a value of the wrong type or out of range"),

@@ -162,13 +162,20 @@ def completion_order(triton: LiveTriton, model: str, *, long: int, short: int) -
 
     def ask(name: str, tokens: int) -> None:
         options = {"max_tokens": tokens, "ignore_eos": True}
-        for _ in triton.client.stream(model, "Programming in C++ is like", **options):
+        try:
+            for _ in triton.client.stream(model, "Programming in C++ is like", **options):
+                started.set()
+        finally:
+            # One that fails is no longer waited for, and raised below.
             started.set()
         order.append(name)
 
     with ThreadPoolExecutor(1) as pool:
         long_answer = pool.submit(ask, "long", long)
         assert started.wait(60)
-        ask("short", short)
-        long_answer.result()
+        try:
+            ask("short", short)
+        finally:
+            # If both fail, the first is the cause.
+            long_answer.result()
     return order

@@ -24,6 +24,8 @@ from llmserve.testing.command import run
 from tests.authoring import PAGE, install_examples
 from tests.support import ROOT, files_of, replace_text, with_path
 
+pytestmark = pytest.mark.long
+
 TEXT = PAGE.read_text(encoding="utf-8")
 
 

@@ -109,6 +109,7 @@ def test_a_quick_check_takes_less_than_a_second_and_loads_nothing_heavy(repo: Pa
     subprocess.run([sys.executable, "-c", QUICK, str(repo)], check=True)
 
 
+@pytest.mark.long
 def test_a_package_for_numpy_2_beside_numpy_1_is_found_with_what_mends_it(
     repo: Path, tmp_path: Path
 ) -> None:

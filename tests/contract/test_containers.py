@@ -26,6 +26,8 @@ from llmserve.testing.command import run
 from tests.live.servers import FREE_PORTS
 from tests.support import replace_text
 
+pytestmark = pytest.mark.long
+
 OWN = "example.com/engine:24.08"
 NEWER = "example.com/engine:26.03"
 

@@ -30,6 +30,8 @@ from llmserve.testing.command import run
 from llmserve.testing.web import http_server, reply
 from tests.gguf_files import CHAT_TEMPLATE, FAMILIES, make_model, write_model
 
+pytestmark = pytest.mark.long
+
 Q8_0, F16 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -17,6 +17,8 @@ from llmserve.repository.wheels import fits_any_python, make_wheels, place, whee
 from llmserve.testing.command import run
 from tests.support import describe, install, with_path
 
+pytestmark = pytest.mark.long
+
 LLMSERVE = f"llmserve-{__version__}-py3-none-any.whl"
 HF = f"llmserve_hf-{__version__}-py3-none-any.whl"
 DEPENDENCIES = str(Path(pytest.__file__).parents[1])

@@ -62,6 +62,7 @@ def serving(home: Path, repository: Path, collector: Collector) -> Iterator[Serv
             assert served.interrupt() == 0
 
 
+@pytest.mark.long
 def test_a_trace_leads_from_the_client_through_the_gateway_into_triton(
     serving: Serving, collector: Collector
 ) -> None:

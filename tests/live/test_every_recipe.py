@@ -13,6 +13,8 @@ from llmserve.testing.one_layer import one_layer
 from tests.live.gateway import Gateway, gateway_of
 from tests.support import ROOT
 
+pytestmark = pytest.mark.long
+
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 # An engine folder as NVIDIA's builder creates it; the stand-in needs only these files.

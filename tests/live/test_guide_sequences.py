@@ -11,6 +11,8 @@ from llmserve.testing.one_layer import one_layer
 from tests.site.blocks import blocks
 from tests.support import ROOT
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("page", ["docs/plugins/gpt2.md", "docs/guides/tutorials.md"])
 def test_what_the_guides_show_works(

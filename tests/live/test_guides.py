@@ -18,6 +18,8 @@ from tests.live.gateway import gateway_of
 from tests.site.blocks import RUN_BY, blocks
 from tests.support import ROOT
 
+pytestmark = pytest.mark.long
+
 PAGES = [page for page, test in RUN_BY.items() if test == "tests/live/test_guides.py"]
 TEXTS = ("The cats sleep on the sofa.", "Bread is made of flour.", "It rains.", "Dogs bark.")
 

@@ -17,6 +17,8 @@ from tests.contract.test_hub import COMMIT, Hub
 from tests.live.servers import eventually
 from tests.terminal import CTRL_C, Terminal
 
+pytestmark = pytest.mark.long
+
 JAPAN = "What is the capital of Japan?"
 TOKYO = "The capital of Japan is Tokyo.\n"
 

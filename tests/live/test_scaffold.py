@@ -23,6 +23,8 @@ from llmserve.scaffold import ROLES, new_package
 from tests.authoring import PAGE, blocks, install_examples
 from tests.support import install, with_path
 
+pytestmark = pytest.mark.long
+
 PART = re.compile(r"^### (llmserve_\w+)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(PART.findall(PAGE.read_text(encoding="utf-8")))
 HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("llmserve_"))

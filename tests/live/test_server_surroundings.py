@@ -16,6 +16,8 @@ from llmserve.testing.command import LLMSERVE
 from tests.live.servers import ECHO, Serving, echo, repository, settings
 from tests.support import ROOT
 
+pytestmark = pytest.mark.long
+
 ODD = "a b;touch pwned;'\"$(touch pwned) é käse"
 
 

@@ -22,6 +22,8 @@ from llmserve.testing import LiveTriton
 from tests import light
 from tests.light import light_model
 
+pytestmark = pytest.mark.long
+
 OPTIONS: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True}
 DRIVERS = {
     "iterative": {"plugin": "iterative"},

@@ -13,6 +13,8 @@ import pytest
 from llmserve.testing.command import run
 from tests.support import ROOT, with_path
 
+pytestmark = pytest.mark.long
+
 ACME = ROOT / "tests" / "acme_words"
 
 

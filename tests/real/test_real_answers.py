@@ -13,7 +13,7 @@ from llmserve.testing import LiveTriton
 from tests.real.questions import Questions, check_city, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 Served = Callable[[str], str]
 

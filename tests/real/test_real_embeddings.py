@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from llmserve.testing import LiveTriton
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 TOPICS = {
     "Where do cats sleep?": "The cat sleeps on the sofa all day.",

@@ -16,7 +16,7 @@ from tests.real.model import openvino_model
 from tests.real.questions import Questions, check_city, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 CONTEXT, LONG = 8192, 7900
 LOSSES = {"int8": 0.04, "int4": 0.5}

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import llmserve
 from llmserve.errors import LLMServeError
 from tests.live.servers import figure
+
+pytestmark = pytest.mark.long
 
 # The forked child has already imported everything, so the kill hits the build itself.
 KILLED = """

@@ -21,6 +21,8 @@ from llmserve.server.run.guard import ZOMBIE, state_of
 from llmserve.server.run.stubs import Stubs
 from tests.live.servers import TIMEOUT, WORDS, eventually, figure, repository, settings
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.live.servers import figure
 from tests.reliability.on_demand import soak, words
+
+pytestmark = pytest.mark.long
 
 PLACE = 2
 SECONDS = 15.0

@@ -18,6 +18,8 @@ import pytest
 from llmserve.testing.command import run
 from tests.live.servers import TIMEOUT, WORDS, Serving, eventually, figure, leftovers, repository
 
+pytestmark = pytest.mark.long
+
 CLIENTS = 8
 
 

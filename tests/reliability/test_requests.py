@@ -19,6 +19,8 @@ from llmserve.errors import ClientError, RequestRejectedError, UsageError
 from llmserve.testing import LiveTriton
 from tests.live.servers import PROMPT, eventually, figure
 
+pytestmark = pytest.mark.long
+
 TEXTS = [
     "a\0b",
     "\ufeffBOM",

@@ -35,6 +35,8 @@ from tests.live.servers import (
     repository,
 )
 
+pytestmark = pytest.mark.long
+
 TOKEN = "hf_planted0123456789"
 MOUNT_NAMESPACE = ["unshare", "-Urm", "sh", "-c"]
 """Runs a command where it may mount file systems that other processes do not see."""

@@ -25,6 +25,8 @@ from tests.live.servers import (
     repository,
 )
 
+pytestmark = pytest.mark.long
+
 # Its process stops for three seconds while it loads, as it would if the machine stalled.
 STOPS_ONCE = WORDS.replace(
     "    def execute",

@@ -14,13 +14,12 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from llmserve.contract.failures import back_off
 from llmserve.errors import LLMServeError, ModelNotReadyError, NotLoadedError, reason
 from llmserve.names import near
 
 _FIRST_BACK_OFF, _MAX_BACK_OFF = 5.0, 300.0
 """Seconds until a model that failed to load is tried again: twice as many after each failure."""
-_DOUBLINGS = 10
-"""More than lead to the longest wait; a thousand would overflow."""
 _MB = 1e6
 
 
@@ -444,7 +443,7 @@ class Demand:
         self._plan()
 
     def _record_failure(self, model: _Model, why: str) -> None:
-        wait = min(_MAX_BACK_OFF, _FIRST_BACK_OFF * 2 ** min(model.failures, _DOUBLINGS))
+        wait = back_off(model.failures, _FIRST_BACK_OFF, _MAX_BACK_OFF)
         model.failures, model.why = model.failures + 1, why
         model.retry_at = self._clock() + wait
         self._notify(f"{model.name}: is tried again on request, after {wait:g} s")

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from llmserve.contract.failures import back_off
+
 MISSES = 2
 """The number of consecutive unanswered canary requests after which something counts as dead."""
 _FIRST_WAIT, _MAX_WAIT = 0.5, 8.0
@@ -102,7 +104,7 @@ class Watch:
         if len(self._deaths) >= _MAX_DEATHS:
             self.failed(now, why)
         else:
-            self.restart_at = now + min(_MAX_WAIT, _FIRST_WAIT * 2 ** (len(self._deaths) - 1))
+            self.restart_at = now + back_off(len(self._deaths) - 1, _FIRST_WAIT, _MAX_WAIT)
             self._to(State.RESTARTING, now, why)
 
     def interrupted(self, now: float, why: str) -> None:

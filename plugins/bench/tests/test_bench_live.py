@@ -22,6 +22,8 @@ from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load
 from llmserve_bench.targets import Target
 
+pytestmark = pytest.mark.long
+
 PLAN = Plan(Prompts(input_tokens=Lengths(12, 4), output_tokens=Lengths(10, 3)))
 
 

@@ -22,7 +22,8 @@ class Limits:
     """Limits of one gateway.
 
     ``max_requests`` run concurrently, ``max_queue`` wait for a slot, and the prompts to each model
-    together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
+    together have at most ``max_queued_tokens`` tokens, estimated from their bytes. What else of a
+    request is in memory, such as images, counts as well.
     A request for N answers counts as N requests.
 
     ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others. They
@@ -43,7 +44,7 @@ class Admission:
         self.limits = limits
         self.running = 0
         self.tokens: Counter[str] = Counter()
-        """The tokens of each model's prompts, which run or wait."""
+        """What each model's requests hold, which run or wait, in tokens."""
         self.draining = False
         self.beside = 0
         """The slots of batches, which make room for all others."""
@@ -74,33 +75,41 @@ class Admission:
             if not self._attended:
                 self.idle_since = asyncio.get_running_loop().time()
 
-    @asynccontextmanager
-    async def admit(
-        self, model: str, tokens: int, answers: int = 1, seconds: float | None = None
-    ) -> AsyncIterator[None]:
-        """Hold a slot for each answer to a request whose prompt has about ``tokens`` tokens.
+    @contextmanager
+    def hold(self, model: str, tokens: int) -> Iterator[None]:
+        """Count what a request holds as long as it waits or runs; refuse what would be too much."""
+        if self.draining:
+            raise ApiError(
+                503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
+            )
+        in_flight = self.tokens[model]
+        if in_flight and in_flight + tokens > self.limits.max_queued_tokens:
+            what = f"prompts and images that count as {in_flight} tokens are in flight"
+            raise queue_full(what)
+        self.tokens[model] += tokens
+        try:
+            yield
+        finally:
+            self.tokens[model] -= tokens
+            if not self.tokens[model]:
+                del self.tokens[model]
 
-        The request is refused if it has no slots after ``seconds``.
-        """
+    @asynccontextmanager
+    async def admit(self, answers: int = 1, seconds: float | None = None) -> AsyncIterator[None]:
+        """Hold a slot for each answer to a request, which is refused without them after a while."""
         # A request for more slots than there are waits until it can run alone.
         slots = min(answers, self.limits.max_requests)
         # No await may come between this check and taking the slots.
-        self._check_limits(model, tokens, slots)
+        self._check_queue(slots)
         with self.attend():
-            self.tokens[model] += tokens
+            if self._fits(slots) and not self._waiting:
+                self.running += slots
+            else:
+                await self._wait_for_slots(slots, seconds)
             try:
-                if self._fits(slots) and not self._waiting:
-                    self.running += slots
-                else:
-                    await self._wait_for_slots(slots, seconds)
-                try:
-                    yield
-                finally:
-                    self._release(slots)
+                yield
             finally:
-                self.tokens[model] -= tokens
-                if not self.tokens[model]:
-                    del self.tokens[model]
+                self._release(slots)
 
     @asynccontextmanager
     async def admit_beside(self, answers: int) -> AsyncIterator[None]:
@@ -122,18 +131,11 @@ class Admission:
     def _fits(self, slots: int) -> bool:
         return self.running + self.beside + slots <= self.limits.max_requests
 
-    def _check_limits(self, model: str, tokens: int, slots: int) -> None:
-        if self.draining:
-            raise ApiError(
-                503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
-            )
+    def _check_queue(self, slots: int) -> None:
         # Batches are about to make room.
         runs_now = self.running + slots <= self.limits.max_requests and not self._waiting
         if not runs_now and self.waiting + slots > self.limits.max_queue:
             raise queue_full(f"{self.running} requests are running and {self.waiting} wait")
-        in_flight = self.tokens[model]
-        if in_flight and in_flight + tokens > self.limits.max_queued_tokens:
-            raise queue_full(f"prompts of about {in_flight} tokens are in flight")
 
     async def _wait_for_slots(self, slots: int, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,6 +121,14 @@ class ParsedRequest:
             )
         return size * self.answers_per_prompt // BYTES_PER_TOKEN + 1
 
+    @property
+    def held_tokens(self) -> int:
+        """What it counts as while it waits: images and schemas are in memory as well."""
+        values = self.options.values()
+        texts = [each for value in values for each in (value if type(value) is list else [value])]
+        held = sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
+        return self.estimated_tokens + held // HELD_BYTES_PER_TOKEN
+
     def model_calls(self) -> list[tuple[str, dict[str, Any]]]:
         """Return a prompt and options for each answer."""
         calls: list[tuple[str, dict[str, Any]]] = []
@@ -144,6 +153,8 @@ _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,[A-Za-z0-9+/]+={0,2
 _EFFORT = re.compile(r"[a-z]{1,16}")
 # A token is seldom shorter.
 BYTES_PER_TOKEN = 3
+# What is no prompt takes memory and no time: 256 MB is as much as a million tokens.
+HELD_BYTES_PER_TOKEN = 256
 # Models make some hundreds to thousands of one.
 _IMAGE_TOKENS = 1000
 _TOKEN_IDS = range(INT32 + 1)

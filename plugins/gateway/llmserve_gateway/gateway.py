@@ -7,7 +7,13 @@ import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -279,13 +285,14 @@ class Gateway:
             return
         # Who is over its limits has nothing loaded.
         self._charge(key, request.estimated_tokens, take=False)
+        await self._check_fits(request)
         if isinstance(key, BatchKey):
             holding = self._load_for_batch(self.loads, key, request.model, reply)
         else:
             comments = request.stream and reply is not None
             holding = self.loads.hold(request.model, timeout, reply, comments=comments)
         attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
-        with attending:
+        with self._held(key, request), attending:
             async with holding as waited:
                 if waited:
                     await self._reach(request.model)
@@ -320,19 +327,31 @@ class Gateway:
     ) -> AsyncIterator[None]:
         """Hold the slots of a request, within the limits of its key and of the gateway."""
         tokens = request.estimated_tokens
-        is_known = self.catalog.is_observed(request.model)
-        if is_known and tokens > _MANY_TOKENS:
-            await check_fits(request, self.catalog)
+        await self._check_fits(request)
         if isinstance(key, BatchKey):
             async with self.admission.admit_beside(request.answer_count):
                 self._charge(key, tokens)
                 yield
             return
         self._charge(key, tokens)
+        # What waits for its model to be loaded counts since then.
+        held = self._held(key, request) if self.loads is None else nullcontext()
+        with held:
+            async with self.admission.admit(request.answer_count, timeout):
+                yield
+
+    async def _check_fits(self, request: AnyRequest) -> None:
+        is_known = self.catalog.is_observed(request.model)
+        if is_known and request.estimated_tokens > _MANY_TOKENS:
+            await check_fits(request, self.catalog)
+
+    def _held(self, key: Key | None, request: AnyRequest) -> AbstractContextManager[None]:
+        """Count what a request holds in memory; there are never many of batches."""
+        if isinstance(key, BatchKey):
+            return nullcontext()
         # All names that are no models share the limit of one.
-        model = request.model if is_known else ""
-        async with self.admission.admit(model, tokens, request.answer_count, timeout):
-            yield
+        model = request.model if self.catalog.is_observed(request.model) else ""
+        return self.admission.hold(model, request.held_tokens)
 
     def _charge(self, key: Key | None, tokens: int, *, take: bool = True) -> None:
         """Count a request against the limits of its key, but a line of a batch only once."""
@@ -341,6 +360,15 @@ class Gateway:
         self.keys.charge(key, tokens, take=take)
         if isinstance(key, BatchKey):
             key.is_charged = take
+
+    def _charge_answer(self, key: Key | None, tokens: int) -> None:
+        """Count the tokens of an answer, but those of a line only once if it is asked again."""
+        if not key or not self.keys:
+            return
+        if isinstance(key, BatchKey):
+            tokens = max(0, tokens - key.answer_tokens)
+            key.answer_tokens += tokens
+        self.keys.charge_answer(key, tokens)
 
     async def answer(self, scope: Any, receive: Receive, send: Send, dialect: AnyDialect) -> None:
         """Respond to one request, and record its outcome."""
@@ -428,8 +456,7 @@ class Gateway:
                 finally:
                     record.input_tokens = usage.input_tokens
                     record.output_tokens = usage.output_tokens
-                    if key and self.keys:
-                        self.keys.charge_answer(key, record.output_tokens)
+                    self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
 
     async def _exchange(

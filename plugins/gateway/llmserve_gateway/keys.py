@@ -50,6 +50,8 @@ class BatchKey(Key):
 
     is_charged: bool = False
     """Whether the request counts already, since it has been asked before."""
+    answer_tokens: int = 0
+    """How many tokens of its answers count already, since one could not be kept."""
     may_load: bool = True
     """Whether a model may be loaded for it, and another make place: others do not use it now."""
     waits_for_model: bool = False
@@ -197,12 +199,11 @@ class KeyRing:
         self._reload_if_changed()
         return next((key for key in self._keys if key.sha256 == sha256), None)
 
-    def check(self, key: Key, tokens: int) -> None:
-        """Refuse a request that :meth:`charge` would refuse now."""
-        self.charge(key, tokens, take=False)
-
     def charge(self, key: Key, tokens: int, *, take: bool = True) -> None:
-        """Count a request against the rate limits of its key, or refuse it."""
+        """Count a request against the rate limits of its key, or refuse it.
+
+        Without ``take``, it is only refused if it would be.
+        """
         taken: list[tuple[_Budget, int]] = []
         for unit, amount, rate in (
             ("requests", 1, key.requests_per_minute),

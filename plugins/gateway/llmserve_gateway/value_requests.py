@@ -100,6 +100,11 @@ class ValueRequest:
         return self.size // BYTES_PER_TOKEN + 1
 
     @property
+    def held_tokens(self) -> int:
+        """What it counts as while it waits."""
+        return self.estimated_tokens
+
+    @property
     def cuts(self) -> bool:
         return bool(self.options.get(TRUNCATE.name))
 

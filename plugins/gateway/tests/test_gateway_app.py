@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,7 @@ from llmserve.errors import (
 )
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends
+from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.commands import gateway
@@ -642,7 +644,7 @@ def test_other_paths_are_only_said_to_be_missing(path: str) -> None:
 
 
 PICTURE = {"url": "data:image/png;base64,AA=="}
-
+LARGE_PICTURE = {"url": "data:image/png;base64," + "A" * 1_500_000}
 
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
 ELSEWHERE: list[Any] = ["http://169.254.169.254/", {}, 1]
@@ -677,6 +679,57 @@ def test_images_reach_a_model_that_has_an_input_for_them(path: str, part: Any) -
     assert options["image_url"] == [PICTURE["url"]]
     (message,) = options["messages"]
     assert message["content"] == [{"type": "text", "text": "What is this?"}, {"type": "image"}]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        with_part("/v1/chat/completions", {**IMAGES[0][1], "image_url": LARGE_PICTURE}),
+        {"messages": [{"role": "user", "content": "Hi"}],
+         "structured_outputs": {"grammar": "x" * 1_500_000}},
+    ],
+)  # fmt: skip
+def test_what_waiting_requests_hold_in_memory_is_limited(more: Any, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "me", tokens_per_minute=5000)
+    settings = Settings(
+        NO_TRITON, Limits(max_queued_tokens=9000), keys=tmp_path / "keys", models=("m",)
+    )
+    gate = asyncio.Event()
+
+    class Waiting(SeeingTriton):
+        async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+            info = await super().model(name, refresh=refresh)
+            return replace(info, inputs={**info.inputs, "grammar": ANY})
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            await gate.wait()
+            return await super().generate(name, prompt, **options)
+
+    async def go() -> None:
+        app = make_app(settings)
+        app.state.gateway._client = Waiting()
+        app.state.gateway.catalog.health("m")
+        transport = httpx.ASGITransport(app=app)
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=transport, headers=headers) as client:
+            ask = partial(client.post, "http://gateway/v1/chat/completions")
+            first = asyncio.ensure_future(ask(json={**more, "model": "m"}))
+            while not app.state.gateway.admission.running:
+                await asyncio.sleep(0.001)
+            second = await ask(json={**more, "model": "m"})
+            error = second.json()["error"]
+            assert (second.status_code, error["code"]) == (429, "queue_full")
+            assert "prompts and images that count as" in error["message"]
+            small = asyncio.ensure_future(ask(json={**more, **CHAT, "structured_outputs": None}))
+            while app.state.gateway.admission.running < 2:
+                await asyncio.sleep(0.001)
+            gate.set()
+            answers = await asyncio.gather(first, small)
+            # A key's limits are of tokens, and not of bytes.
+            assert [answer.status_code for answer in answers] == [200, 200]
+            assert not app.state.gateway.admission.tokens
+
+    asyncio.run(asyncio.wait_for(go(), 20))
 
 
 @pytest.mark.parametrize(("path", "part"), IMAGES)

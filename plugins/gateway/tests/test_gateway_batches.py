@@ -358,6 +358,37 @@ def test_a_line_that_is_asked_again_costs_its_key_one_request(
     assert model.asked == {"busy 1": 2, "busy 2": 2, "live": 1}
 
 
+def test_an_answer_that_cannot_be_kept_costs_its_tokens_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(runner, "_PERIOD", 0.01)
+    keys, write = tmp_path / "keys", os.write
+    mine = new_key(keys, "me", tokens_per_minute=100)
+
+    class Talkative(Model):
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            return replace(await super().generate(name, prompt, **options), output_tokens=30)
+
+    model = Talkative()
+
+    def full(*args: Any) -> int:
+        if model.asked["1"] <= 4:
+            raise OSError(errno.ENOSPC, "full")
+        return write(*args)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1")])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            batch = await ended(client, batch)
+        assert batch.request_counts.completed == 1
+        await client.completions.create(model="m", prompt="live")
+
+    run(model, settings_of(tmp_path, keys=keys), work, key=mine)
+    assert model.asked == {"1": 5, "live": 1}
+
+
 async def until(holds: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 10
     while not holds():
@@ -510,7 +541,7 @@ def test_a_request_for_all_slots_has_its_turn_between_lines_of_batches() -> None
                 await asyncio.sleep(0.01 * int(name))
 
         async def live() -> None:
-            async with admission.admit("m", 1, 4):
+            async with admission.admit(4):
                 order.append("live")
 
         await asyncio.gather(beside("1"), beside("2"), live(), beside("3"), beside("4"))
@@ -582,6 +613,81 @@ def test_a_line_that_ends_its_model_costs_only_itself(
     # Each that its model has died of, or beside, is asked again alone.
     assert len(beside) == 2 * (2 + 5)
     assert all(len(running) == 1 for running in beside)
+
+
+def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(lines, name, 0.01)
+    away = {"is": False}
+
+    class Both(Model):
+        async def models(self) -> list[str]:
+            return ["m", "dead"]
+
+        async def model_ready(self, name: str) -> bool:
+            return True
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            if name == "dead" and prompt != CANARY and not options.get("prompt_only"):
+                self.asked[prompt] += 1
+                if self.asked[prompt] == 1:
+                    away["is"] = True
+                    await asyncio.sleep(0)
+                    raise ClientError("gone", code="model_died")
+                return Completion(f"to {prompt}", "stop", 2, 1)
+            return await super().generate(name, prompt, **options)
+
+    model = Both()
+
+    def state() -> dict[str, Any]:
+        dead = {"name": "dead", "state": "restarting" if away["is"] else "ready", "why": "died"}
+        return {"models": [{"restarts": 0, **dead}]}
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        gateway = client.app.state.gateway  # type: ignore[attr-defined]
+        gateway.catalog.record_failure = lambda *_: None
+        gateway._deaths = None
+        fatal = [line(f"d{n}", body={"model": "dead", "prompt": f"d{n}"}) for n in range(8)]
+        dying = await begin(client, fatal)
+        await until(lambda: away["is"])
+        await asyncio.sleep(0.05)
+        other = await begin(client, [line("1", "wait"), *(line(str(n)) for n in range(2, 40))])
+        # No suspect has its turn, for which all others would have to end.
+        await until(lambda: model.asked["39"])
+        assert model.running == ["wait"]
+        away["is"] = False
+        model.gate.set()
+        assert (await ended(client, other)).request_counts.completed == 39
+        assert (await ended(client, dying)).request_counts.completed == 8
+
+    run(model, settings_of(tmp_path, supervisor=state), work)
+
+
+def test_suspects_wait_longer_and_longer_and_none_forever() -> None:
+    async def go() -> None:
+        job = job_of("a", "a", "b")
+        suspects = [job.next(0.0), job.next(0.0)]
+        for suspect in suspects:
+            assert suspect
+            suspect.deaths = 1
+            job.put_back(suspect)
+        waits, now = [], 0.0
+        for _ in range(2000):
+            assert job.away(now) == ["a"]
+            assert not job.has_suspect(now)
+            job.is_still_away("a", now, (2.0, 30.0))
+            assert job.away(now) == []
+            waits.append(min(w for w in (2.0, 4.0, 8.0, 16.0, 30.0) if job.away(now + w)))
+            now += waits[-1]
+        assert waits == [2.0, 4.0, 8.0, 16.0, *[30.0] * 1996]
+        job.has_returned("a")
+        assert job.away(now) == []
+        assert [job.next_suspect(now), job.next_suspect(now)] == suspects
+        assert job.next_suspect(now) is None
+
+    asyncio.run(go())
 
 
 def test_a_model_that_still_loads_is_waited_for(
@@ -1050,6 +1156,72 @@ def test_a_disk_that_is_full_at_the_end_costs_no_answers_for_a_day(
         await until(lambda: not [*tmp_path.rglob("*.answers")])
 
     run(Model(), settings_of(tmp_path), work)
+
+
+@pytest.mark.parametrize("status", ["in_progress", "completed", "failed", "cancelled"])
+def test_a_status_that_cannot_be_saved_is_saved_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(runner, "_PAUSE", 0.01)
+    model, save, tries = Model(), Folder.save, Counter[str]()
+
+    def full(folder: Folder, record: Any) -> None:
+        if isinstance(record, Batch) and record.status == status:
+            tries[status] += 1
+            if tries[status] <= 2:
+                raise OSError(errno.ENOSPC, "full")
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", full)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        content = b"{" if status == "failed" else [line("1", "wait")]
+        batch = await begin(client, content)
+        if status != "failed":
+            await until(lambda: model.asked["wait"])
+        if status == "cancelled":
+            await client.batches.cancel(batch.id)
+        model.gate.set()
+        await until(lambda: tries[status] == 3)
+        final = "completed" if status == "in_progress" else status
+        assert (await ended(client, batch)).status == final
+        await until(lambda: not [*tmp_path.rglob("*.answers")])
+        kept = [json.loads(path.read_text()) for path in tmp_path.rglob("batch_*.json")]
+        assert [each["status"] for each in kept] == [final]
+
+    run(model, settings_of(tmp_path), work)
+    assert model.asked == ({} if status == "failed" else {"wait": 1})
+
+
+def test_a_cancellation_that_cannot_be_saved_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Folder.save
+
+    def full(folder: Folder, record: Any) -> None:
+        if isinstance(record, Batch) and record.status == "cancelling":
+            raise OSError(errno.ENOSPC, "full")
+        save(folder, record)
+
+    monkeypatch.setattr(Folder, "save", full)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1", "wait")])
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.batches.cancel(batch.id)
+        assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        file = batch.input_file_id
+        await ended(client, batch)
+        monkeypatch.setattr(Folder, "delete", lambda *_: refuse_all())
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.files.delete(file)
+        assert "cannot use its folder" in str(caught.value)
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def refuse_all() -> None:
+    raise PermissionError(errno.EACCES, "not allowed")
 
 
 def test_a_batch_that_expired_stays_so_when_its_end_is_tried_again(

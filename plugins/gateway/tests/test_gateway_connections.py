@@ -251,6 +251,7 @@ def test_headers_that_are_too_long_are_refused() -> None:
         assert ask(port, LIVE[:-2] + b"x: %s\r\n\r\n" % (b"x" * 30_000)).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.long
 def test_a_client_that_reads_no_responses_is_disconnected() -> None:
     with gateway_process("unread_seconds=1") as (_, port), socket.socket() as idle:
         idle.settimeout(60)

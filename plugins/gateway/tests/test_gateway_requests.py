@@ -395,8 +395,9 @@ def test_slots_are_taken_in_the_step_that_checks() -> None:
 
         async def ask(tokens: int) -> None:
             try:
-                async with admission.admit("m", tokens):
-                    await release.wait()
+                with admission.hold("m", tokens):
+                    async with admission.admit():
+                        await release.wait()
             except ApiError as error:
                 refused.append(error)
 
@@ -419,11 +420,11 @@ def test_slots_are_taken_in_the_step_that_checks() -> None:
 def test_the_wait_for_a_slot_is_limited_by_the_requests_timeout() -> None:
     async def wait() -> tuple[ApiError, int]:
         admission = Admission(Limits(max_requests=1))
-        async with admission.admit("m", 1):
+        async with admission.admit():
             with pytest.raises(ApiError) as caught:
-                async with admission.admit("m", 1, seconds=0.01):
+                async with admission.admit(seconds=0.01):
                     pass
-        async with admission.admit("m", 1, seconds=60):
+        async with admission.admit(seconds=60):
             return caught.value, admission.running + admission.waiting
 
     error, slots = asyncio.run(wait())
@@ -437,7 +438,7 @@ def test_several_answers_take_several_slots() -> None:
         ends = {name: asyncio.Event() for name in ("three", "two", "one", "many")}
 
         async def ask(name: str, answers: int) -> None:
-            async with admission.admit("m", 1, answers):
+            async with admission.admit(answers):
                 started.append(name)
                 await ends[name].wait()
 

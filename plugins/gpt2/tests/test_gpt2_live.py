@@ -24,6 +24,8 @@ from llmserve.testing import LiveTriton, check_repository, read_config
 from llmserve.testing.command import LLMSERVE
 from llmserve.testing.one_layer import one_layer
 
+pytestmark = pytest.mark.long
+
 PROMPTS = [
     "I have lived in London",
     "I have lived in Paris",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
+
 from llmserve.testing import ConstrainedConformance, RecipeConformance
 
 
@@ -15,6 +17,7 @@ class TestHf(ConstrainedConformance):
         return text in ("red", "green (light)")
 
 
+@pytest.mark.long
 class TestHfUnbatched(RecipeConformance):
     """Whole answers to single prompts, which they repeat, as the tutorial's Persimmon."""
 

@@ -16,6 +16,8 @@ from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
 from llmserve.testing.logprobs import check_logprobs
 
+pytestmark = pytest.mark.long
+
 PROMPT = "Programming in C++ is like"
 
 

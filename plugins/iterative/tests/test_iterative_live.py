@@ -19,6 +19,8 @@ from llmserve.testing import LiveTriton
 from llmserve.testing.live import completion_order
 from llmserve.testing.logprobs import check_logprobs
 
+pytestmark = pytest.mark.long
+
 PROMPT = "Programming in C++ is like"
 
 

@@ -18,6 +18,8 @@ from tritonclient.utils import np_to_triton_dtype
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
 
+pytestmark = pytest.mark.long
+
 ENGINES = Path(__file__).with_name("trtllm_builds") / "engines"
 PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
 # The two or three Python processes start in a tenth of the time if none of them loads torch.

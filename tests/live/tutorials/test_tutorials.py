@@ -27,6 +27,8 @@ from llmserve.testing import LiveTriton
 from tests.live.tutorials.configs import CONFIGS
 from tests.scripted import Scripted
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs/concepts/certify.md"
 ALWAYS: Mapping[str, Mapping[str, Any]] = {

@@ -162,12 +162,14 @@ ONE = '[models.a]\nsource = "demo"\nplugin = "hf"\n\n[serve]\nhttp_port = 9\n'
 
 def test_serve_reads_the_file_and_options_of_the_command_line_come_first() -> None:
     same = "two of the ports are the same"
-    path = written(f"{ONE}grpc_port = 9\n", "sub/my.toml")
+    # Its own port may be taken on this machine.
+    any_port = "\n[gateway]\nport = 0\n"
+    path = written(f"{ONE}grpc_port = 9\n{any_port}", "sub/my.toml")
     first = invoke("serve", "--config", str(path))
     assert str(first.exception).startswith(same)
     assert first.stderr == "llmserve: a is built\n"
     assert Path("sub/model_repository/a/config.pbtxt").is_file()
-    written(ONE, "sub/my.toml")
+    written(f"{ONE}{any_port}", "sub/my.toml")
     assert str(invoke("serve", "--config", str(path), "--grpc-port", "9").exception).startswith(
         same
     )

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from llmserve.certify import Examination, Report, run_checks
+from llmserve.certify.check import Check
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.endpoint import Ask, Refusal, Reply
 from llmserve.certify.openai import OpenAIEndpoint
-from tests.toy_server import FAULTS, ToyModel, ToyServer
+from tests.toy_server import FAULTS, ROUNDING, ToyModel, ToyServer
 
 
 class ToyExamination(Examination):
@@ -29,14 +30,21 @@ class ToyExamination(Examination):
             return super().gather(asks)
 
 
-def examined(fault: str = "", *, reference: bool = True, **options: object) -> Report:
-    server = ToyServer(fault)
+def examined(
+    fault: str = "",
+    *,
+    reference: bool = True,
+    precision: str = "float32",
+    checks: Sequence[Check] = CHECKS,
+    **options: object,
+) -> Report:
+    server = ToyServer(fault, 0.0 if precision == "float32" else ROUNDING)
     with server.serving() as url:
-        model = ToyModel() if reference else None
+        model = ToyModel(precision) if reference else None
         endpoint = OpenAIEndpoint(url, "toy")
-        exam = ToyExamination(endpoint, model, precision="float32", **options)  # type: ignore[arg-type]
+        exam = ToyExamination(endpoint, model, precision=precision, **options)  # type: ignore[arg-type]
         exam.server = server
-        report = run_checks(exam, CHECKS)
+        report = run_checks(exam, checks)
     assert not [verdict for verdict in report.verdicts if "check ends with" in verdict.words]
     return report
 
@@ -60,3 +68,16 @@ def test_a_right_server_has_no_fault(quick: bool, reference: bool) -> None:
     report = examined(reference=reference, quick=quick)
     assert report.faults == []
     assert report.counted()["passed"] > (15 if reference else 10)
+
+
+SEEDS = [check for check in CHECKS if check.name in ("repeatable", "same-in-a-batch", "seed")]
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("fault", ["", "seed-dropped", "seed-dropped-beside-others"])
+def test_rounding_is_told_from_a_seed_that_is_not_kept(fault: str, reference: bool) -> None:
+    report = examined(fault, reference=reference, precision="bfloat16", checks=SEEDS)
+    states = {verdict.name: verdict for verdict in report.verdicts}
+    assert states["seed"].state == ("failed" if fault else "passed"), states["seed"].words
+    if not fault:
+        assert "first tokens differ" in states["seed"].notes[0]

@@ -7,7 +7,9 @@ import shlex
 import pytest
 
 from llmserve.certify import Ask
+from llmserve.certify.endpoint import Refusal
 from llmserve.certify.openai import OpenAIEndpoint
+from tests.toy_server import ToyServer
 
 
 def lines(endpoint: OpenAIEndpoint) -> list[str]:
@@ -38,3 +40,18 @@ def test_a_password_in_the_address_is_shown_nowhere(url: str) -> None:
     for line in lines(endpoint):
         assert "http://h:1/v1/" in line
         assert "@" not in line
+
+
+def test_a_server_that_refuses_to_count_in_streams_is_asked_without() -> None:
+    server = ToyServer()
+    server.strict = True
+    ask = Ask("Hello", options={"max_tokens": 8, "temperature": 0}, stream=True)
+    with server.serving() as url:
+        endpoint = OpenAIEndpoint(url, "toy")
+        assert "stream_options" in endpoint.curl(ask)
+        assert endpoint.ask(ask).text == "".join(endpoint.pieces(ask))
+        assert "stream_options" not in endpoint.curl(ask)
+        wrong = ask.with_options(temperature=-1)
+        with pytest.raises(Refusal) as refused:
+            endpoint.ask(wrong)
+    assert refused.value.status == 400

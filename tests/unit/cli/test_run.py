@@ -84,14 +84,21 @@ def test_serve_only_is_serve(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "models" / "demo" / "demo" / "config.pbtxt").is_file()
 
 
-def test_the_api_gets_another_port_if_its_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_module._frontend_words(9000) == ["--port", "9000"]
+def test_ports_that_are_taken_are_replaced_by_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_module._frontend_port(9000) == 9000
+    taken: set[int] = set()
 
-    def taken(*_: object) -> int:
-        raise ServerError("in use")
+    def free_port(host: str, port: int, name: str) -> int:
+        if port in taken:
+            raise ServerError("in use")
+        return port
 
-    monkeypatch.setattr("llmserve.server.free_port", taken)
-    assert run_module._frontend_words(None) == ["--port", "0"]
+    monkeypatch.setattr("llmserve.server.free_port", free_port)
+    usual = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
+    assert (run_module._frontend_port(None), run_module._triton_ports()) == (None, usual)
+    taken |= {8001, 8080}
+    assert run_module._frontend_port(None) == 0
+    assert run_module._triton_ports() == {**usual, "grpc_port": 0}
 
 
 def test_what_a_server_says_when_it_cannot_start_is_the_error(tmp_path: Path) -> None:

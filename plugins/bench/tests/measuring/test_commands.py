@@ -22,6 +22,8 @@ from llmserve_bench.output import load
 
 from .servers import Running, scripted
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:

@@ -25,6 +25,8 @@ from llmserve_bench.targets import Target
 
 from .servers import Running, scripted
 
+pytestmark = pytest.mark.long
+
 
 def undisturbed(test: Callable[..., None]) -> Callable[..., None]:
     """Try three times: the machine may be busy at times, but a wrong figure is always wrong."""

@@ -43,6 +43,8 @@ from llmserve_embed import convert
 from llmserve_embed.compiled import MODEL, OpenVinoNetwork
 from llmserve_embed.engine import OpenVinoValues, Packed, TorchClassifier, TorchEncoder
 
+pytestmark = pytest.mark.long
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXTS = ["a", "some words", "word " * 20, "nine, ten!", "Ünknown", "b" * 40, "again", "a"]
 

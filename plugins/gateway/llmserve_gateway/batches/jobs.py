@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmserve.client import BatchAnswers, BatchRequest, BatchRequests
+from llmserve.contract.failures import back_off
 from llmserve_gateway.batches.records import Batch
 
 
@@ -19,12 +20,12 @@ class Line:
     request: BatchRequest
     deaths: int = 0
     """How often its model died of it, or beside it."""
-    waits: int = 0
-    """How often its model was not back yet, after it had died."""
     delays: int = 0
     """How often it took too long."""
     is_charged: bool = False
     """Whether it counts against the limits of its key already."""
+    answer_tokens: int = 0
+    """How many tokens of answers to it do."""
     faults: int = 0
     """How often the gateway itself failed."""
 
@@ -45,6 +46,8 @@ class Job:
         self._left: dict[str, deque[Line]] = {}
         """By model, so that one that is away holds up its own lines only."""
         self._not_before: dict[str, float] = {}
+        self._away: dict[str, int] = {}
+        """The models that have died, and how often each was not back yet."""
         for request in requests.all:
             if request.custom_id not in answers:
                 self._left.setdefault(request.model, deque()).append(Line(self, request))
@@ -69,19 +72,37 @@ class Job:
     def put_back(self, line: Line) -> None:
         if line.deaths:
             self.suspects.append(line)
+            self._away.setdefault(line.request.model, 0)
         else:
             self._left.setdefault(line.request.model, deque()).appendleft(line)
 
+    def away(self, now: float) -> list[str]:
+        """Return the models that have died, if it is time to see whether they are back."""
+        return [model for model in self._away if now >= self._not_before.get(model, 0.0)]
+
+    def has_returned(self, model: str) -> None:
+        self._away.pop(model, None)
+
+    def is_still_away(self, model: str, now: float, pauses: tuple[float, float]) -> None:
+        """Look for a model less often, the longer it is away: after the first to the last pause."""
+        waits = self._away.get(model, 0)
+        self._away[model] = waits + 1
+        self.hold(model, now + back_off(waits, *pauses))
+
     def has_suspect(self, now: float) -> bool:
         """Return whether one may be asked now."""
-        return any(now >= self._not_before.get(s.request.model, 0.0) for s in self.suspects)
+        return any(self._may_be_asked(suspect, now) for suspect in self.suspects)
 
     def next_suspect(self, now: float) -> Line | None:
         for _ in range(len(self.suspects)):
-            if now >= self._not_before.get(self.suspects[0].request.model, 0.0):
+            if self._may_be_asked(self.suspects[0], now):
                 return self.suspects.popleft()
             self.suspects.rotate(-1)
         return None
+
+    def _may_be_asked(self, suspect: Line, now: float) -> bool:
+        model = suspect.request.model
+        return model not in self._away and now >= self._not_before.get(model, 0.0)
 
     def next(self, now: float) -> Line | None:
         """Return the next line that may be asked now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import answer_line
@@ -55,6 +55,8 @@ class Lines:
         """Those in flight, in the order in which they began."""
         self._is_alone = False
         """Whether the line in flight may end its model: no other runs beside it."""
+        self._looking: asyncio.Task[None] | None = None
+        """What sees whether models that have died are back."""
         limits = gateway.settings.limits
         self._most = max(1, min(limits.batch_requests, limits.max_requests // 2))
         self._beside = min(limits.batch_beside, self._most)
@@ -81,11 +83,14 @@ class Lines:
         self.changed.set()
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         for job in [*self._jobs]:
             await self.remove(job)
 
     def start(self) -> None:
         """Start as many lines as there is room for."""
+        self._look_for_models()
         most = self._room()
         while len(self._tasks) < most and not self._is_alone:
             if (line := self._next()) is None:
@@ -94,6 +99,29 @@ class Lines:
             for tasks in (self._tasks, line.job.in_flight):
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+
+    def _look_for_models(self) -> None:
+        """See whether models that have died are back, while lines of others are asked."""
+        now = asyncio.get_running_loop().time()
+        away = [(job, model) for job in self._jobs for model in job.away(now)]
+        if away and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self._look_for(away))
+
+    async def _look_for(self, away: Sequence[tuple[Job, str]]) -> None:
+        ready: set[str] = set()
+        try:
+            for model in {model for _, model in away}:
+                if await self._is_ready(model) and await self._needs_no_place(model):
+                    ready.add(model)
+        except Exception:
+            log.exception("it is not known which models are ready")
+        for job, model in away:
+            if model in ready:
+                job.has_returned(model)
+            else:
+                now = asyncio.get_running_loop().time()
+                job.is_still_away(model, now, (_PAUSE, _LONGEST_PAUSE))
+        self.changed.set()
 
     def _room(self) -> int:
         """Return how many requests of batches may run now."""
@@ -158,11 +186,7 @@ class Lines:
                 await self._refuse(line, "server_error", "the gateway failed: see its log")
             elif self._is_full(line.job.batch.owner):
                 await self._refuse(line, "storage_full", "the key has too many files: delete some")
-            elif line.deaths and not await self._is_ready(model):
-                # Others wait each time: it is asked for less often the longer it is away.
-                self._again(line, min(_PAUSE * 2.0**line.waits, _LONGEST_PAUSE))
-                line.waits += 1
-            elif not (self._is_quiet(LOAD_QUIET) or await self._is_loaded(model)):
+            elif not await self._needs_no_place(model):
                 self._again(line, _PAUSE)
             else:
                 await self._ask(line, key)
@@ -186,14 +210,15 @@ class Lines:
             # Others have come, or it was told to stop, while the body was read.
             job.put_back(line)
             return
-        key.is_charged, key.may_load = line.is_charged, self._is_quiet(LOAD_QUIET)
+        key.is_charged, key.answer_tokens = line.is_charged, line.answer_tokens
+        key.may_load = self._is_quiet(LOAD_QUIET)
         call = Call(self._app, request.endpoint, body, key)
         self._calls[call] = job
         try:
             answer = await call.answer()
         finally:
             del self._calls[call]
-            line.is_charged = key.is_charged
+            line.is_charged, line.answer_tokens = key.is_charged, key.answer_tokens
         if answer is None:
             job.put_back(line)
         elif await self._may_be_answered_later(line, answer):
@@ -247,9 +272,9 @@ class Lines:
         state = await self._gateway.catalog.state()
         return bool(state["models"].get(model, {}).get("ready"))
 
-    async def _is_loaded(self, model: str) -> bool:
-        """Return whether a model needs not be loaded, perhaps since there is none of this name."""
-        if self._gateway.loads is None:
+    async def _needs_no_place(self, model: str) -> bool:
+        """Return whether a model may be asked now, since it has not to be loaded or may be."""
+        if self._gateway.loads is None or self._is_quiet(LOAD_QUIET):
             return True
         reports = await self._gateway.catalog.supervised()
         return all(report["name"] != model or report.get("loaded", True) for report in reports)

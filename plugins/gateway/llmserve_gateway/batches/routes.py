@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -88,7 +88,7 @@ class BatchRoutes:
         if self.runner.is_read(file):
             what = "a batch that is not finished reads this file: cancel it first"
             raise ApiError(400, what, code="file_in_use")
-        await self.runner.delete(file)
+        await _kept(self.runner.delete(file))
         return json_response({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, request: Request, key: Key | None) -> Response:
@@ -116,10 +116,7 @@ class BatchRoutes:
             raise ApiError(429, what, code="too_many_batches", headers=headers)
         # Its results will be files of the key too.
         room_left(self.folder, owner)
-        try:
-            await self.runner.add(batch)
-        except OSError as error:
-            raise storage_error(error) from None
+        await _kept(self.runner.add(batch))
         return batch
 
     async def batch(self, request: Request, key: Key | None) -> Response:
@@ -131,7 +128,7 @@ class BatchRoutes:
         batch = self.folder.batch(_owner(key), request.path_params["id"])
         if not batch.is_unfinished:
             raise bad_request(f"the batch is {batch.status}, and cannot be cancelled")
-        await self.runner.cancel(batch)
+        await _kept(self.runner.cancel(batch))
         return await self.batch(request, key)
 
     def _new_batch(self, content: Mapping[str, Any], owner: str) -> Batch:
@@ -173,6 +170,14 @@ class BatchRoutes:
 def _owner(key: Key | None) -> str:
     """Return whose files a key sees; the name of a key may be given to another one later."""
     return key.sha256 if key else EVERYONE
+
+
+async def _kept(change: Awaitable[None]) -> None:
+    """Make a change in the folder, or say why that is not possible."""
+    try:
+        await change
+    except OSError as error:
+        raise storage_error(error) from None
 
 
 def _metadata(value: Any) -> dict[str, str]:

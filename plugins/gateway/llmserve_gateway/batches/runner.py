@@ -133,6 +133,7 @@ class Runner:
             try:
                 await self._answer(batch)
             except BatchFileError as error:
+                pause = _PAUSE
                 await self._fail(batch, f"{error.what}: {error.hint}", error.line)
             except Exception as error:
                 is_known = isinstance(error, (LLMServeError, ApiError, OSError))
@@ -244,7 +245,6 @@ class Runner:
         try:
             await self._end(batch, "failed")
         except OSError as error:
-            # The next start finds it as it was before.
             log.error("batch %s: %s", batch.id, error)
 
     async def _end(self, batch: Batch, status: str) -> None:
@@ -252,8 +252,15 @@ class Runner:
         await in_thread(self.folder.answers(batch).unlink, missing_ok=True)
 
     async def _become(self, batch: Batch, status: str) -> None:
+        before = batch.status, batch.moments
         batch.become(status, time.time())
-        await in_thread(self.folder.save, batch)
+        try:
+            await in_thread(self.folder.save, batch)
+        except OSError:
+            # As it is on the disk, so that it is saved again later; or it was cancelled meanwhile.
+            if batch.status == status:
+                batch.status, batch.moments = before
+            raise
 
     async def _drop_expired_files(self) -> None:
         while True:

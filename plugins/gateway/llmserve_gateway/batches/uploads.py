@@ -167,9 +167,9 @@ def _too_large() -> ApiError:
 
 
 def storage_error(error: ApiError | OSError) -> ApiError:
-    """Return what to say when a file or a batch cannot be kept."""
+    """Return what to say when a file or a batch cannot be kept, or deleted."""
     if isinstance(error, ApiError):
         return error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ApiError(507, "the disk of the gateway is full", code="storage_full")
-    return ApiError(500, f"the gateway cannot keep it: {error.strerror}")
+    return ApiError(500, f"the gateway cannot use its folder: {error.strerror}")

@@ -29,6 +29,8 @@ from .process import Gateway
 from .scripted.scripted_model import END, START
 from .test_gateway_dialects_live import events
 
+pytestmark = pytest.mark.long
+
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 

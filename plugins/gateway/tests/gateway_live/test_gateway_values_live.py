@@ -19,6 +19,8 @@ from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encode
 
 from .process import Gateway
 
+pytestmark = pytest.mark.long
+
 TEXTS = ["one", "two words", "and three more"]
 QUERY, DOCUMENTS = "which?", ["one", "two words", "", "three more words"]
 LABELS = ["no", "perhaps", "yes"]

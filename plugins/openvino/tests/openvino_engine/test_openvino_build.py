@@ -17,6 +17,8 @@ import llmserve
 from llmserve.errors import IncompatibleError, ModelSourceError, OptionError, PluginError
 from llmserve.plugin import BuildSpec, build_spec, demo_model_path
 
+pytestmark = pytest.mark.long
+
 
 def model_folder(build: Any) -> Path:
     return Path(build.folder / "1" / "openvino")

@@ -13,6 +13,8 @@ import pytest
 from llmserve.testing import LiveTriton
 from llmserve.testing.live import completion_order
 
+pytestmark = pytest.mark.long
+
 PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
 PROMPT = PROMPTS[0]
 # A process without torch starts in a tenth of the time.
