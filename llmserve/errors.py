@@ -44,6 +44,14 @@ class PluginError(LLMServeError):
     exit_code = 3
 
 
+class MissingPluginError(PluginError):
+    """No installed package has a component of this name."""
+
+    def __init__(self, problem: str, *, hint: str | None = None, name: str = "") -> None:
+        super().__init__(problem, hint=hint)
+        self.name = name
+
+
 class ConfigError(LLMServeError):
     """An invalid repository, manifest or ``config.pbtxt``."""
 

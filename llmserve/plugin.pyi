@@ -81,5 +81,6 @@ from llmserve.repository.wheels import make_wheels as make_wheels
 from llmserve.repository.wheels import sources as sources
 from llmserve.repository.wheels import wheels_in as wheels_in
 from llmserve.repository.wheels import wheels_named as wheels_named
+from llmserve.repository.wheels import without_index as without_index
 from llmserve.runtime import contract as contract
 from llmserve.runtime.contract import Tensor as Tensor

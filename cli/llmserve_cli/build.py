@@ -117,8 +117,8 @@ def build(
 ) -> None:
     """Build a model into a Triton repository.
 
-    It also writes a client for the model, and prints the model's folder. A failed build leaves the
-    repository unchanged.
+    It also writes a client for the model, unless a layout of it has clients of its own, and prints
+    the model's folder. A failed build leaves the repository unchanged.
 
     \b
     llmserve build --model gpt2 --device cpu
@@ -217,9 +217,13 @@ def _print_next(result: BuildResult, verbose: bool) -> None:
         )
     click.echo(f"next: llmserve serve{argument}", err=True)
     if verbose:
-        lines = [
+        client = result.folder / "client.py"
+        asked = [
             f'then: llmserve query {result.name} "Once upon a time"',
-            f'  or: python {quote(str(result.folder / "client.py"))} "Once upon a time"',
+            f'  or: python {quote(str(client))} "Once upon a time"',
+        ]
+        lines = [
+            *(asked if client.exists() else ()),
             "in a container, instead of llmserve serve:",
             f"      {result.docker_build}",
             f"      {result.docker_run}",

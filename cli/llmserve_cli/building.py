@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from llmserve.errors import ModelSourceError, OptionError, UsageError
+from llmserve.errors import LLMServeError, ModelSourceError, OptionError, UsageError
 from llmserve_cli.completion import component_names, local_sources, option_keys
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
@@ -110,7 +110,14 @@ def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
         from llmserve.plugins.registry import Registry
 
     store, registry = Store(repository=file.repository), Registry.load()
-    return [_build(replace(spec, force=force), store, registry) for spec in file.models.values()]
+    stored = []
+    for name, spec in file.models.items():
+        try:
+            stored.append(_build(replace(spec, force=force), store, registry))
+        except LLMServeError as error:
+            error.args = (f"{file.path}: models.{name}: {error}",)
+            raise
+    return stored
 
 
 def _build(spec: BuildSpec, store: Store, registry: Registry) -> StoredModel:

@@ -17,7 +17,7 @@ from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
 from llmserve_cli.interrupts import interrupted, stoppable, while_importing
 from llmserve_cli.options import request_option
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
-from llmserve_cli.terminal import echo_answer, printable
+from llmserve_cli.terminal import echo_answer, printable, without_control_echo
 from llmserve_cli.wrapping import WordWrap
 
 PROMPT = ">>> "
@@ -101,7 +101,7 @@ def converse(conversation: Conversation, check: Callable[[], None] = lambda: Non
     """Have a conversation until the user ends it."""
     with while_importing():
         read = _reader()
-    note(f"{conversation.model}: /help shows what can be typed, Ctrl-D ends the conversation")
+    note(f"{conversation.model}: /help shows what can be typed, Ctrl-D ends it")
     has_template = True
     while True:
         try:
@@ -146,7 +146,7 @@ def _answer(conversation: Conversation, text: str) -> None:
     stopped = ""
     wrap = WordWrap(show, lambda: shutil.get_terminal_size().columns, get_cwidth)
     try:
-        with stoppable(), closing(conversation.ask(text)) as pieces:
+        with without_control_echo(), stoppable(), closing(conversation.ask(text)) as pieces:
             for piece in pieces:
                 wrap.write(printable(piece))
     except KeyboardInterrupt:

@@ -10,13 +10,11 @@ from typing import Any
 import click
 
 from llmserve import __version__
-from llmserve_cli import commands, interrupts
+from llmserve_cli import absent, commands, interrupts
 from llmserve_cli.usage import Group
 
 SECTIONS = ("Serve", "Measure", "Extend")
 """The sections of ``--help``, in order; plugins may add others."""
-NOT_INSTALLED = dict.fromkeys(("bench", "compare", "sweep", "report"), "llmserve-bench")
-"""Commands of other llmserve packages, for the hint on how to install them."""
 
 
 class OutputClosed(Exception):
@@ -80,11 +78,9 @@ class Commands(Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line, or name the package to install for it."""
         self._command = args[0]
-        if args[0] in NOT_INSTALLED and self.get_command(ctx, args[0]) is None:
-            package = NOT_INSTALLED[args[0]]
-            from llmserve.packages import install_command
-
-            raise click.UsageError(f"{args[0]} comes with {package}: {install_command(package)}")
+        if args[0] in absent.COMMANDS and self.get_command(ctx, args[0]) is None:
+            package = absent.COMMANDS[args[0]]
+            raise click.UsageError(f"{args[0]} {absent.comes_with(package)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

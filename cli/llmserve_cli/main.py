@@ -42,6 +42,7 @@ def _explain(error: BaseException) -> int:
     import click
 
     from llmserve.errors import LLMServeError
+    from llmserve_cli.absent import explained
     from llmserve_cli.group import OutputClosed
     from llmserve_cli.usage import HelpShown, explain_usage
 
@@ -49,7 +50,7 @@ def _explain(error: BaseException) -> int:
         newline = "\n" if sys.stderr.isatty() else ""
         return _print(f"{newline}llmserve: interrupted", interrupts.EXIT_CODE)
     if isinstance(error, LLMServeError):
-        return _print(f"llmserve: {error}", error.exit_code)
+        return _print(f"llmserve: {explained(error)}", error.exit_code)
     if isinstance(error, HelpShown):
         return _print(error.format_message(), error.exit_code)
     if isinstance(error, click.ClickException):

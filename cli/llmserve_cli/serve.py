@@ -25,7 +25,7 @@ from llmserve_cli.on_demand import (
     take_on_demand,
 )
 from llmserve_cli.served import options_of, served_repository
-from llmserve_cli.servers import REPOSITORY_FOLDER
+from llmserve_cli.servers import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -248,11 +248,9 @@ def serve(
                 keep_logs=lambda: chosen or went_wrong(),
             )
         )
-        click.echo(_summary(servers, running), err=True)
+        click.echo(_summary(servers, running, offered), err=True)
         for note in servers[0].notes:
             click.echo(f"llmserve: note: {note}", err=True)
-        if on_demand:
-            click.echo(f"  on demand {', '.join(offered)}", err=True)
         supervisor = Supervisor(
             replicas, servers, running, _notify, control, on_demand=on_demand, offered=offered
         )
@@ -329,6 +327,9 @@ def _checked(
     problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)
+    if any(problem.code == "port_in_use" for problem in problems):
+        for server in find_servers():
+            click.echo(f"llmserve: note: another serve runs here, {server}", err=True)
     if problems:
         raise problems[0].error()
     return settings, left_out
@@ -377,7 +378,9 @@ def _without_broken(
     return replace(settings, models=rest), left_out, []
 
 
-def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) -> str:
+def _summary(
+    servers: Sequence[Server], frontends: Sequence[RunningFrontend], offered: Sequence[str]
+) -> str:
     server = servers[0]
     models = sorted(name for name, state in server.models().items() if state == "READY")
     by_backend: dict[str, list[str]] = {}
@@ -391,7 +394,8 @@ def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) ->
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",
             *(f"  replica  grpc {s.grpc_url}, log in {s.log_file}" for s in servers[1:]),
-            f"  models   {', '.join(models)}",
+            *([f"  models   {', '.join(models)}"] if models else ()),
+            *([f"  on demand: {', '.join(offered)}"] if offered else ()),
             *([f"  left out {', '.join(server.failures)}"] if server.failures else ()),
             *(
                 f"  stand-in for {backend}, in Python: {', '.join(names)}"

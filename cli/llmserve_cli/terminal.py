@@ -7,7 +7,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -24,6 +25,25 @@ def printable(text: str) -> str:
     '\\x1b[31mred'
     """
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+@contextmanager
+def without_control_echo() -> Iterator[None]:
+    """Keep a terminal from showing a typed Ctrl-C as ^C in the middle of an answer."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(0)
+    except (OSError, termios.error):
+        yield
+        return
+    modes = [*before]
+    modes[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(0, termios.TCSANOW, modes)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 def echo_answer(text: str, *, nl: bool = True) -> None:

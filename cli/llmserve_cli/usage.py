@@ -20,7 +20,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            hint = near(name, self.list_commands(ctx))
+            names = self.list_commands(ctx)
+            hint = f"see {ctx.command_path} --help" if name == "help" else near(name, names)
             raise click.UsageError(f"no command is called {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 
@@ -57,7 +58,9 @@ def _choices(param: click.Parameter, ctx: click.Context) -> tuple[list[str], boo
 
 
 def _name(param: click.Parameter) -> str:
-    return max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name).upper()
+    return (
+        max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+    )
 
 
 def _one_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,7 @@ from llmserve.plugins.roles import Assemble, Generator, Recipe
 from llmserve.problems import Problem
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
+from llmserve.repository.config import ModelConfig
 from llmserve.repository.dockerfile import image_for
 from llmserve.repository.draft import Draft, write
 from llmserve.repository.manifest import Manifest
@@ -43,7 +45,7 @@ from llmserve.repository.wheels import (
     wheels_in,
     without_index,
 )
-from llmserve.runtime.contract import TEXT_FORMAT_OUTPUTS, Tensor
+from llmserve.runtime.contract import TEXT_FORMAT_OUTPUTS, TEXT_INPUT, Tensor
 from llmserve.version import __version__
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
@@ -236,7 +238,15 @@ def _prepare_ensemble(
         modelconfig.add_inputs(config, inputs)
     if not config.output:
         modelconfig.add_outputs(config, plan.formatter.outputs)
+    if not _asks(plan.recipe.client, config):
+        whole = replace(whole, client="")
     return [*drafts, whole]
+
+
+def _asks(client: str, config: ModelConfig) -> bool:
+    """Return whether a client can ask a model: ours send ``text_input``, others are not known."""
+    ours = client.startswith("llmserve.client.")
+    return not ours or any(tensor.name == TEXT_INPUT.name for tensor in config.input)
 
 
 def _refuse_or_report(

@@ -75,16 +75,15 @@ class OpenAIEndpoint:
                 raise Gone(f"the answer is not one of OpenAI's API ({error!r})") from None
 
     def _send(self, ask: Ask) -> _Opened:
-        path, body = self._body(ask)
         try:
-            return self._open(path, body)
+            return self._open(*self._body(ask))
         except Refusal:
-            # Triton's own frontend of 24.11 refuses every field that it does not know.
-            if not body.pop("stream_options", None):
+            if not (ask.stream and self._counts_in_streams):
                 raise
-            opened = self._open(path, body)
-            self._counts_in_streams = False
-            return opened
+        # Triton's own frontend of 24.11 refuses every field that it does not know.
+        opened = self._open(*self._body(ask, counts=False))
+        self._counts_in_streams = False
+        return opened
 
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
         with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as opened:
@@ -154,16 +153,17 @@ class OpenAIEndpoint:
     def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
         return {**self._always, "model": self.model, "input": list(texts)}
 
-    def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+    def _body(self, ask: Ask, *, counts: bool = True) -> tuple[str, dict[str, Any]]:
         options = {**self._always, **ask.options}
         forms = {name: options.pop(name) for name in _FORMS & options.keys()}
         count = options.pop("logprobs", None)
         if ask.messages:
             options["messages"] = list(ask.messages)
-        request = self._api.request(self.model, ask.prompt, options, stream=ask.stream)
+        counts = counts and self._counts_in_streams
+        request = self._api.request(
+            self.model, ask.prompt, options, stream=ask.stream, usage=counts
+        )
         body = json.loads(request.body)
-        if not self._counts_in_streams:
-            body.pop("stream_options", None)
         if count is not None:
             body |= (
                 {"logprobs": True, "top_logprobs": count} if ask.messages else {"logprobs": count}

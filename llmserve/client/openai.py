@@ -53,14 +53,25 @@ class OpenAIApi:
         self.url = f"{parts.scheme}://{parts.netloc}{path}"
 
     def request(
-        self, model: str, prompt: str, options: Mapping[str, Any], *, stream: bool
+        self,
+        model: str,
+        prompt: str,
+        options: Mapping[str, Any],
+        *,
+        stream: bool,
+        usage: bool = True,
     ) -> OpenAIRequest:
-        """Return the request for an answer, to a chat if the options have ``messages``."""
+        """Return the request for an answer, to a chat if the options have ``messages``.
+
+        Some servers refuse to be asked for the ``usage`` of a stream.
+        """
         is_chat = options.get("messages") is not None
         body: dict[str, Any] = {"model": model} if is_chat else {"model": model, "prompt": prompt}
         body |= {API_NAMES.get(name, name): v for name, v in options.items() if v is not None}
         if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body["stream"] = True
+        if stream and usage:
+            body["stream_options"] = {"include_usage": True}
         url = f"{self.url}/{'chat/' if is_chat else ''}completions"
         return OpenAIRequest(url, self.headers(), json.dumps(body).encode())
 
@@ -123,8 +134,11 @@ class OpenAIApi:
         return RequestTimeoutError(problem, hint="allow more time, or ask for less")
 
     def unreachable(self, error: Exception) -> UnreachableError:
+        number = (isinstance(error, OSError) and error.errno) or 0
+        # Those of names are negative, and say it themselves.
+        words = os.strerror(number) if number > 0 else getattr(error, "strerror", None)
         # What a server sends instead of a response may have control characters.
-        reason = repr(str(error))[1:-1] or type(error).__name__
+        reason = repr(str(words or error))[1:-1] or type(error).__name__
         return UnreachableError(
             f"no server answers at {self.url}: {reason}",
             hint="start one with `llmserve gateway`, or give another address with --openai",

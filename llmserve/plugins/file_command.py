@@ -39,7 +39,9 @@ class FileCommand(click.Command):
         if not ctx.resilient_parsing:
             # The parser empties its list.
             given = self.make_parser(ctx).parse_args(list(args))[0]
-            if (file := self._file(given)) is not None:
+            help_option = self.get_help_option(ctx)
+            asks_help = help_option is not None and given.get(str(help_option.name)) is True
+            if not asks_help and (file := self._file(given)) is not None:
                 ctx.default_map = {**(ctx.default_map or {}), **self._options(file)}
                 ctx.meta[_META] = file
         return super().parse_args(ctx, args)

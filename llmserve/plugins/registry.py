@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from llmserve.errors import PluginError, reason
+from llmserve.errors import MissingPluginError, PluginError, reason
 from llmserve.names import near, normal
 from llmserve.plugins import hookspecs
 from llmserve.plugins.api import API, CURRENT, GROUP, entry_point_problem, number_in
@@ -144,9 +144,11 @@ class Registry:
         names = {component.name for component in self.all(kind)}
         role = next(role for role, role_type in ROLES.items() if role_type is kind)
         label = "plugin" if kind is Recipe else role.replace("_", " ")
-        hint = f"install the package that provides it, such as llmserve-{name}"
-        hint = near(name, names) if names else hint
-        raise PluginError(f"no {label} is called {name!r}", hint=hint)
+        install = "install the package that has it"
+        hint = near(name, names) if names else install
+        if hint.startswith("choose"):
+            hint += f", or {install}"
+        raise MissingPluginError(f"no {label} is called {name!r}", hint=hint, name=name)
 
     def problems(self) -> list[Problem]:
         """Return the problems with the installed plugins."""

@@ -22,6 +22,7 @@ from llmserve.plugins.options import Option
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Component, Recipe
 from llmserve.runtime import metrics as model_metrics
+from llmserve_cli.certify import FAILED as CERTIFY_FAILED
 from llmserve_cli.group import cli
 from llmserve_cli.interrupts import EXIT_CODE
 from llmserve_cli.main import BROKEN_PIPE
@@ -217,23 +218,30 @@ def metrics_page() -> str:
     )
 
 
+EXIT_CODES = {
+    0: "success",
+    1: "a failure of another kind, as of the server or of the machine",
+    2: "wrong usage: an argument or an option",
+    3: "an invalid repository, configuration, model or plugin",
+    4: "no server answers",
+    5: "the model is not ready: it is loading, it failed, or the server does not have it",
+    6: "the time limit has passed",
+    7: "the server refused the request, or its model failed",
+    CERTIFY_FAILED: "`llmserve certify` found faults, or did not get to its end",
+    EXIT_CODE: "interrupted, as by Ctrl-C",
+    BROKEN_PIPE: "the reader of the output has closed the pipe",
+}
+
+
 def exit_codes_page() -> str:
-    types = [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.LLMServeError)
-    ]
-    rows: dict[int, list[str]] = {0: ["success"]}
-    for kind in types:
-        rows.setdefault(kind.exit_code, []).append(f"`{kind.__name__}`")
-    rows.setdefault(EXIT_CODE, []).append("interrupted")
-    rows.setdefault(BROKEN_PIPE, []).append("the reader of the output has closed the pipe")
+    kinds: dict[int, list[str]] = {code: [] for code in EXIT_CODES}
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.LLMServeError):
+            kinds[kind.exit_code].append(f"`{kind.__name__}`")
+    rows = [(str(code), text, ", ".join(kinds[code])) for code, text in EXIT_CODES.items()]
     return (
         "# Exit codes\n\nAnswers go to standard output, everything else to standard error.\n\n"
-        + table(
-            ("code", "after"),
-            [(str(code), ", ".join(names)) for code, names in sorted(rows.items())],
-        )
+        + table(("code", "meaning", "errors in Python"), rows)
     )
 
 

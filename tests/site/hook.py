@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from tests.site.pages import DOCS, all_pages, navigation, with_links
+from tests.site.pages import DOCS, all_pages, navigation, weight, with_links
 
 
 def on_config(config: Any) -> Any:
@@ -34,6 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links of our own pages lead to files of the repository, so that they work there too."""
     path = page.file.src_uri
+    page.meta.setdefault("search", {"boost": weight(path)})
     if path in all_pages():
         return markdown
     return with_links(markdown, DOCS / path, path)

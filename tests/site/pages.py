@@ -80,6 +80,17 @@ def navigation() -> Mapping[str, list[Any]]:
     }
 
 
+def weight(path: str) -> float:
+    """How much a search prefers a page: who asks it a question wants a guide before a reference.
+
+    Long pages have nearly every word, so that without this they would come first.
+    """
+    folder = path.partition("/")[0]
+    if path in MOVED or path.startswith("reference/python/"):
+        return 0.2
+    return {"start": 2.0, "guides": 2.0, "benchmarks.md": 0.3, "concepts": 0.3}.get(folder, 1.0)
+
+
 def with_links(text: str, source: Path, page: str) -> str:
     """Lead links from ``source``, a file of the repository, to pages of the site.
 

@@ -14,7 +14,7 @@ from llmserve.contract.options import OPTIONS
 from llmserve.plugins import hookspecs
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
-from tests.site.generated import all_commands, as_markdown, other_parts
+from tests.site.generated import EXIT_CODES, all_commands, as_markdown, other_parts
 from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_links
 
 CODE = [
@@ -33,6 +33,22 @@ def test_each_command_and_its_options_have_a_page() -> None:
         for parameter in command.params:
             if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
                 assert all(name in section for name in parameter.opts), (path, parameter.opts)
+
+
+def test_the_guide_to_the_commands_names_all_and_their_exit_codes() -> None:
+    text = (DOCS / "guides" / "commands.md").read_text(encoding="utf-8")
+    examples = {
+        f"llmserve {path.parent.name}" for path in ROOT.glob("plugins/examples/*/README.md")
+    }
+    tops = {path for path, _ in all_commands() if path.count(" ") == 1} - examples
+    named = {
+        word for row in re.findall(r"(?m)^\| (`[^|]*)\|", text) for word in row.split("`")[1::2]
+    }
+    firsts = {name.removeprefix("llmserve ").split()[0] for name in named}
+    assert {path.removeprefix("llmserve ") for path in tops} <= firsts
+    listed = re.search(r"Exit codes: (.*?)\.\n", text, re.DOTALL)
+    assert listed is not None
+    assert {int(n) for n in re.findall(r"\d+", listed[1])} == {*EXIT_CODES}
 
 
 def test_each_option_of_a_recipe_has_a_page() -> None:

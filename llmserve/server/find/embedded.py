@@ -52,7 +52,9 @@ def find_embedded() -> Path:
         )
     home = Path(str(distribution.locate_file("pytriton/tritonserver")))
     if not (home / "bin" / "tritonserver").is_file():
-        raise ServerError("this nvidia-pytriton has no server (Linux x86-64 only)", hint=_hint())
+        raise ServerError(
+            "this nvidia-pytriton has no server: it has one for Linux alone", hint=_hint()
+        )
     return home
 
 

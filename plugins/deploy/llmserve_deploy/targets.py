@@ -6,11 +6,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from llmserve.plugin import install_command
+from llmserve.plugin import install_command, without_index
 from llmserve_deploy.compose import compose_files
 from llmserve_deploy.dashboard import dashboard_files
 from llmserve_deploy.description import KEYS_FILE, Deployment
-from llmserve_deploy.images import GATEWAY_DOCKERFILE, MODELS_DOCKERFILE
+from llmserve_deploy.images import GATEWAY_DOCKERFILE, MODELS_DOCKERFILE, OURS
 from llmserve_deploy.kserve import kserve_files
 from llmserve_deploy.kubernetes import kubernetes_files
 from llmserve_deploy.rayserve import (
@@ -39,6 +39,11 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
     folder, cluster = quote(str(out)), target != "compose"
     new_key = f"llmserve key new {{}} --file {folder}/{KEYS_FILE}"
     steps = []
+    if not d.wheels and (missing := without_index(OURS)):
+        steps += [
+            f"# {' and '.join(missing)} came from a folder: unless an index has them,",
+            "# give --vendor to this and to llmserve build, which brings their wheels",
+        ]
     # An image with a digest is already built and pushed.
     if "@" not in d.image:
         steps += [d.build]

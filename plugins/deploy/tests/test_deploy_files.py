@@ -161,6 +161,17 @@ def test_the_next_steps_create_every_required_secret(
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_the_next_steps_say_what_no_index_has(
+    target: str, repository: Path, tmp_path: Path
+) -> None:
+    """The tests' own packages are installed from the checkout."""
+    d = describe_for(target, repository)
+    assert "--vendor" in "\n".join(next_steps(target, d, tmp_path, False))
+    d = replace(d, wheels={("llmserve", "0"): "llmserve-0-py3-none-any.whl"})
+    assert "--vendor" not in "\n".join(next_steps(target, d, tmp_path, False))
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_the_next_steps_build_no_image_that_has_a_digest(
     target: str, repository: Path, tmp_path: Path
 ) -> None:

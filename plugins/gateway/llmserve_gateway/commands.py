@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -176,7 +178,27 @@ def gateway(
         tool_prompt=read_prompt(tool_prompt) if tool_prompt else "",
         **options,
     )
-    run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))
+
+    def say_where(url: str) -> None:
+        click.echo(f"  openai   {url}", err=True)
+        for address in silent(addresses) if settings.supervisor is None else ():
+            click.echo(f"llmserve: note: no Triton answers at {address} yet", err=True)
+
+    run(settings, listening, say_where)
+
+
+def silent(addresses: Iterable[str]) -> list[str]:
+    """Return the addresses at which nothing listens now."""
+    from llmserve.client import parse_url
+
+    found = []
+    for address in addresses:
+        place = parse_url(address)
+        try:
+            socket.create_connection((place.host.strip("[]"), place.port), timeout=1).close()
+        except OSError:
+            found.append(address)
+    return found
 
 
 def read_prompt(path: Path) -> str:
@@ -210,9 +232,14 @@ def key() -> None:
 def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 
+    The key is shown this once. To withdraw it, delete its entry from the file, also while a gateway
+    runs.
+
     \b
     llmserve key new alice --file keys.json
+    llmserve serve --keys keys.json
     """
     from llmserve_gateway.keys import new_key
 
     click.echo(new_key(file, name, models=list(models), **limits))
+    click.echo(f"its hash is in {file}, which --keys reads", err=True)

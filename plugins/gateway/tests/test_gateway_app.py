@@ -38,7 +38,7 @@ from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.catalog import Catalog
-from llmserve_gateway.commands import gateway
+from llmserve_gateway.commands import gateway, silent
 from llmserve_gateway.document import make_document
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
@@ -398,7 +398,7 @@ except UsageError:
     print("refused")
 print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modules.keys()))
 from llmserve_gateway.app import make_app
-from llmserve_gateway.commands import gateway
+from llmserve_gateway.commands import gateway, silent
 from llmserve_gateway.document import make_document
 from llmserve_gateway.gateway import Settings
 make_app(Settings((Address("127.0.0.1:1"),)))
@@ -791,3 +791,10 @@ def test_a_model_is_described_outside_the_trace_of_who_asks_first(
     monkeypatch.setattr(Catalog, "_describe", describe)
     asyncio.run(main())
     assert seen == [()]
+
+
+def test_a_gateway_says_where_nothing_listens_yet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert silent([address]) == []
+    assert silent([address, address]) == [address, address]

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft7Validator
 
 from llmserve.builder.server_file import GATEWAY, SERVE, ServerFile, parse_toml, schema
-from llmserve.errors import ConfigError, UsageError
+from llmserve.errors import ConfigError, ModelSourceError, UsageError
 from llmserve_cli.group import cli
 from llmserve_cli.serve import serve
 from llmserve_cli.served import GATEWAY_OPTIONS
@@ -155,6 +155,20 @@ def test_a_build_of_a_file_takes_nothing_else(words: list[str], others: str) -> 
 def test_a_build_of_a_file_without_models_is_refused() -> None:
     error = invoke("build", "--config", str(written("[serve]\nreplicas = 2\n"))).exception
     assert str(error) == "llmserve.toml has no model: add [models.NAME] with its source"
+
+
+def test_an_error_of_a_build_says_which_model_has_it() -> None:
+    written('[models.a]\nsource = "./none"\nplugin = "hf"\n')
+    error = invoke("build", "--config", "llmserve.toml").exception
+    assert str(error).startswith("llmserve.toml: models.a: no folder at ")
+    assert isinstance(error, ModelSourceError)
+
+
+@pytest.mark.parametrize("command", ["serve", "deploy kubernetes"])
+def test_help_reads_no_file(command: str) -> None:
+    written("[models")
+    done = invoke(*command.split(), "--help")
+    assert (done.exception, done.stderr) == (None, "")
 
 
 ONE = '[models.a]\nsource = "demo"\nplugin = "hf"\n\n[serve]\nhttp_port = 9\n'

@@ -225,7 +225,7 @@ def test_without_a_terminal_all_of_the_input_is_one_message(
 
 def test_a_conversation_in_a_terminal(scripted: ScriptedTriton, url: str) -> None:
     with Terminal("chat", "m", "--url", url) as terminal:
-        terminal.wait_for("m: /help shows what can be typed, Ctrl-D ends the conversation")
+        terminal.wait_for("m: /help shows what can be typed, Ctrl-D ends it")
         terminal.say("one", CTRL_J, "two", "\r")
         terminal.wait_for(r"red \\x1b\[31mend\n\[2 tokens, .*first after \d\.\d\d s\]")
         terminal.say(pasted("a page\nof text"))
@@ -238,7 +238,8 @@ def test_a_conversation_in_a_terminal(scripted: ScriptedTriton, url: str) -> Non
         terminal.say("three")
         terminal.wait_for("slow slow")
         terminal.type(CTRL_C)
-        terminal.wait_for(r"\[stopped, \d+ tokens")
+        # The terminal does not write ^C into the answer.
+        assert "^C" not in terminal.wait_for(r"\[stopped, \d+ tokens")
         scripted.pieces = ["fast"]
         terminal.say("four")
         terminal.wait_for("fast")

@@ -14,11 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve import packages
+from llmserve.errors import MissingPluginError
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Recipe
 from llmserve.testing import command as command_line
+from llmserve_cli import absent
 from llmserve_cli.commands import llmserve_register_commands
 from llmserve_cli.group import Commands, cli
 from llmserve_cli.main import main
-from tests.support import install, with_path
+from tests.support import ROOT, install, with_path
 
 PLUGIN = """
 import click
@@ -152,6 +156,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
     ("words", "message"),
     [
         (["biuld"], "no command is called 'biuld': did you mean 'build'?"),
+        (["help"], "no command is called 'help': see llmserve --help"),
         (["plugin", "nwe"], "no command is called 'nwe': did you mean 'new'?"),
         (["serve", "--runtime", "x"], "--runtime cannot be 'x': choose one of auto, embedded, "),
         (
@@ -163,6 +168,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["run", "demo", "Hi", "--max-tokens", "0"], "--max-tokens: 0 is not in the range x>=1"),
         (["run", "demo", "Hi", "--top-p", "0"], "--top-p: 0.0 is not in the range 0<x<=1"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
+        (["batch", "none", "out"], "INPUT: Path 'none' does not exist"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
         (["build"], "build needs --model: a local folder or GGUF file, a model's id "),
         (
@@ -221,15 +227,53 @@ def test_a_full_disk_is_one_line(site: Path) -> None:
     assert "Exception ignored" not in result.stderr
 
 
-@pytest.mark.parametrize("name", ["bench", "compare", "sweep", "report"])
+@pytest.mark.parametrize("name", absent.COMMANDS)
 def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> None:
     group = Commands()
     group.commands.pop(name, None)
     group._has_plugins = True
     with pytest.raises(click.UsageError) as caught:
         group.resolve_command(click.Context(group), [name, "demo"])
-    command = packages.install_command("llmserve-bench")
-    assert caught.value.message == f"{name} comes with llmserve-bench: {command}"
+    package = absent.COMMANDS[name]
+    command = packages.install_command(package)
+    assert caught.value.message == f"{name} comes with {package}: {command}"
+
+
+def test_packages_of_commands_and_plugins_are_those_that_have_them() -> None:
+    cli.list_commands(click.Context(cli))
+    entries = Registry.load().entries
+    ours = {f"llmserve-{path.parent.name}" for path in ROOT.glob("plugins/*/pyproject.toml")}
+    commands = {name: f"llmserve-{plugin}" for name, plugin in cli._plugin_of.items()}
+    assert {n: p for n, p in commands.items() if p in ours} == absent.COMMANDS
+    recipes = {
+        e.component.name: e.plugin.origin for e in entries if isinstance(e.component, Recipe)
+    }
+    named = {name: package or f"llmserve-{name}" for name, package in absent.PLUGINS.items()}
+    assert {n: p for n, p in recipes.items() if p in ours} == named
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2-onnx", "plugin gpt2-onnx is not installed, it comes with llmserve-gpt2: "),
+        ("vllm", "plugin vllm is not installed, it comes with llmserve-vllm: "),
+        (
+            "acme",
+            "no plugin is called 'acme': choose one of hf, or install the package that has it",
+        ),
+        ("hff", "no plugin is called 'hff': did you mean 'hf'?"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    found = Registry.load()
+    only = [entry for entry in found.entries if entry.plugin.name == "hf"]
+    monkeypatch.setattr(found, "entries", only)
+    with pytest.raises(MissingPluginError) as caught:
+        found.recipe(name)
+    assert absent.explained(caught.value).startswith(expected)
+    assert caught.value.exit_code == 3
 
 
 def test_an_empty_home_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:

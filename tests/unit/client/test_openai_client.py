@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from llmserve.client.openai import KEY, OpenAIClient
+from llmserve.client.openai import KEY, OpenAIApi, OpenAIClient
 from llmserve.errors import LLMServeError, UnreachableError
 from llmserve.testing.web import http_server, reply
 from tests.unit.test_boundaries import CORE, PLUGINS, ROOT, sources
@@ -84,3 +85,18 @@ def test_no_other_client_speaks_the_api() -> None:
     paths = [path for folder in folders for path in sources(folder)]
     speaking = [path for path in paths if '"stream_options"' in path.read_text(encoding="utf-8")]
     assert speaking == [CORE / "client" / "openai.py"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 9)"), "refused"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (HTTPException("bad \x1b[31m"), r"bad \x1b[31m"),
+        (HTTPException(), "HTTPException"),
+    ],
+)
+def test_an_address_without_a_server_is_told_without_numbers(error: Exception, words: str) -> None:
+    text = str(OpenAIApi("http://x:1/v1").unreachable(error))
+    assert f"{words}: start one" in text
+    assert "Errno" not in text
