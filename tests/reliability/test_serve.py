@@ -20,10 +20,12 @@ from threading import Thread
 import pytest
 
 from llmserve.errors import ClientError
+from llmserve.repository.manifest import Manifest
 from llmserve.server import health
 from llmserve.server.run.guard import state_of
 from llmserve.testing.command import run
 from tests.live.servers import (
+    ECHO,
     TIMEOUT,
     WORDS,
     Serving,
@@ -40,6 +42,18 @@ MOUNT_NAMESPACE = ["unshare", "-Urm", "sh", "-c"]
 """Runs a command where it may mount file systems that other processes do not see."""
 # Has a field that is newer than the embedded Triton.
 NEWER = 'platform: "ensemble" ensemble_scheduling { max_inflight_requests: 4 }'
+# Has what it sends from another model, a word at a time.
+CALLS = WORDS.replace(
+    """            word = pb.Tensor("text_output", np.array([b"word "], dtype=object))
+""",
+    """            word = pb.Tensor("IN", np.array([b"word "], dtype=object))
+            call = pb.InferenceRequest(
+                model_name="part", requested_output_names=["OUT"], inputs=[word]
+            )
+            said = pb.get_output_tensor_by_name(call.exec(), "OUT")
+            word = pb.Tensor("text_output", said.as_numpy())
+""",
+)
 SMALL_SHM = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
@@ -240,6 +254,27 @@ def test_an_unloaded_model_finishes_its_streams_and_can_be_loaded_again(serve: S
     assert (done.returncode, done.stderr) == (0, "llmserve: other is loaded\n")
     assert serve.try_generate("other") == "word "
     assert "restarting" not in serve.output.rpartition("other: unloaded")[2]
+
+
+def test_an_unloaded_model_has_the_parts_that_it_calls_until_its_streams_end(
+    serve: Serving, folder: Path
+) -> None:
+    repository(folder, caller=CALLS, part=ECHO)
+    # As a part of something it may be without components.
+    built = Manifest(
+        name="caller", recipe="", plugin="", exchange="stream", source={}, options={},
+        components={}, contract={}, packages={}, trust_remote_code=False, llmserve="",
+        part_of="something", parts=("part",),
+    )  # fmt: skip
+    built.write(folder / "caller")
+    done = run("reload", "caller", "--url", serve.url)
+    assert done.returncode == 0, done.stderr
+    stream = Stream(serve, "caller", 60, 0.05)
+    assert run("unload", "caller", "--url", serve.url).returncode == 0
+    assert stream.whole() == 60
+    eventually(lambda: not serve.processes("models/part/1/model.py "))
+    for name in ("caller", "part"):
+        shutil.rmtree(folder / name)
 
 
 def test_a_folder_that_is_gone_is_told_and_keeps_no_other_model_from_starting(

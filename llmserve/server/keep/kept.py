@@ -93,6 +93,14 @@ class Kept:
     def folder(self, name: str) -> Path:
         return self.settings.repository / name
 
+    def own_parts(self, name: str) -> list[str]:
+        """Return the parts of a model that no other one that is loaded has."""
+        down = (State.UNLOADED, State.FAILED)
+        others = [m for m in self.models.values() if m.name != name and m.state not in down]
+        needed = {part for other in others for part in other.parts}
+        own = self.models[name].parts if name in self.models else ()
+        return [part for part in own if part not in needed]
+
     def want_restart(self, now: float, why: str) -> None:
         """Have Triton restarted once its models, which still answer, have nothing to do."""
         if self.restart_wanted is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from llmserve.errors import ServerError
@@ -18,6 +18,8 @@ from llmserve.server.server import Server
 
 _UNLOAD_BEGINS = 60.0
 """Seconds after which a Triton that loads nothing and has not unloaded a model is stuck."""
+_FORMER_NEEDED = 60.0
+"""Seconds after which an old process, which a new one has replaced, answers nothing any more."""
 
 
 class Orders:
@@ -35,6 +37,9 @@ class Orders:
             raise ServerError("this Triton cannot reload a model", hint="stop and start it")
         self._require_triton()
         parts = (*repository.parts_of(name), name)
+        own = kept.own_parts(name)
+        former = [part for part in own if part in kept.models and part not in parts]
+        old, processes = kept.server, {*kept.stubs.of(name)}
         for part in parts:
             if part not in kept.models:
                 kept.models[part] = kept.watched(part, State.LOADING)
@@ -46,6 +51,22 @@ class Orders:
         while not all(kept.log.loads[part] > before for part, before in loads_before.items()):
             await asyncio.sleep(CHECK_INTERVAL)
             self._refuse_failed(parts)
+        if former:
+            await self._drop_former(old, name, former, processes)
+
+    async def _drop_former(
+        self, server: Server, name: str, parts: Sequence[str], processes: Collection[int]
+    ) -> None:
+        """Unload parts that a model does not have any more, once its old processes have ended."""
+        kept, began = self._kept, time.monotonic()
+        for part in parts:
+            # A Triton that is restarted meanwhile does not load them.
+            kept.models.pop(part, None)
+        while kept.server is server and time.monotonic() - began < _FORMER_NEEDED:
+            if not kept.triton.alive or {*processes}.isdisjoint(kept.stubs.of(name)):
+                break
+            await asyncio.sleep(CHECK_INTERVAL)
+        await self._drop(server, parts[0], parts)
 
     async def check(self, name: str) -> Repository:
         """Return the repository; refuse a model that is not there or cannot be read."""
@@ -97,7 +118,7 @@ class Orders:
             raise ServerError("this Triton cannot unload a model", hint="stop it")
         self._require_triton()
         # The model before its parts.
-        names = (name, *kept.models[name].parts)
+        names = (name, *kept.own_parts(name))
         server = kept.server
         await self.wait_until_loaded(names)
         if kept.server is not server:

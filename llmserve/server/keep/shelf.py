@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from llmserve.errors import ServerError, reason
-from llmserve.server.keep.kept import CHECK_INTERVAL, Kept, KeptModel
+from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
 from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.states import State
@@ -95,7 +95,7 @@ class Shelf:
         kept = self._kept
         await self._wait_for_triton()
         model, server = kept.models[name], kept.server
-        names = (name, *self._own_parts(model))
+        names = (name, *kept.own_parts(name))
         # From now on, it gets no canaries, and a Triton that is restarted does not load it.
         model.unloaded(time.monotonic())
         model.served = False
@@ -115,7 +115,7 @@ class Shelf:
             # The log may have been read since the last check, which would have given it up.
             model.failed(now, why)
             self._reloader.give_up(model)
-        parts = self._own_parts(model)
+        parts = kept.own_parts(name)
         names = (name, *parts)
         await self._orders.wait_until_loaded(parts)
         for part in parts:
@@ -127,13 +127,6 @@ class Shelf:
                 server.drop(part)
         await self._reloader.wait_until_given_up()
         await self._orders.wait_until_ended(names, Work(kept, names))
-
-    def _own_parts(self, model: KeptModel) -> list[str]:
-        """Return the parts of a model that no other one that is loaded has."""
-        down = (State.UNLOADED, State.FAILED)
-        others = [m for m in self._kept.models.values() if m is not model and m.state not in down]
-        needed = {part for other in others for part in other.parts}
-        return [part for part in model.parts if part not in needed]
 
     # Waits
 

@@ -173,9 +173,13 @@ class Supervisor:
         return self._status()
 
     async def _change_on_demand(self, demand: Demand, do: str, name: str) -> None:
+        if name not in demand.offered:
+            repository = Repository.open(self.settings[0].repository)
+            if (owner := repository.model(name).part_of) in repository.models:
+                raise ServerError(f"{name} is a part of {owner}", hint=f"{do} {owner}")
         if name not in demand.offered and do != "unload":
             # It may be new.
-            if name not in Repository.open(self.settings[0].repository).models:
+            if name not in repository.models:
                 await demand.load(name)
             for keeper in self._keepers:
                 keeper.offer(name)

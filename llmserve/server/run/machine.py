@@ -34,6 +34,9 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]
     """Return the resources that a server lacks; ``root`` is the system's root folder."""
     models = _served(settings)
     count = sum(map(_processes_of, models)) * settings.replicas
+    if settings.runtime == "embedded":
+        # Stand-ins do what this Triton has no backends for.
+        count += sum(model.runs_in_triton for model in models) * settings.replicas
     problems: list[Problem] = []
 
     def require(needed: float, available: float, problem: str, hint: str) -> None:

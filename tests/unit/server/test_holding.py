@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from llmserve.errors import ModelNotReadyError, NotLoadedError, ServerError
-from llmserve.server import Holds, OnDemand
+from llmserve.repository.repository import Model
+from llmserve.server import Holds, OnDemand, ServerSettings
 from llmserve.server.keep import holding
 from llmserve.server.keep.control import listening
 from llmserve.server.keep.demand import Demand
@@ -160,6 +161,26 @@ def test_a_serve_that_is_about_to_hold_models_is_asked_again(
             assert not waiting.done()
             async with serving(path, Models()):
                 await waiting
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_part_is_not_offered_beside_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "graph"):
+        (tmp_path / "repo" / name).mkdir(parents=True)
+    monkeypatch.setattr(Model, "part_of", "a")
+
+    async def go() -> None:
+        async with serving(tmp_path / "sock", Models()) as supervisor:
+            supervisor.settings = [ServerSettings(tmp_path / "repo")]
+            demand = supervisor._demand
+            assert demand is not None
+            for do in ("load", "reload", "unload"):
+                with pytest.raises(ServerError, match=f"graph is a part of a: {do} a"):
+                    await supervisor._change_on_demand(demand, do, "graph")
+            assert "graph" not in demand.offered
 
     asyncio.run(asyncio.wait_for(go(), 20))
 

@@ -16,6 +16,7 @@ from llmserve.server import ServerSettings, settings_of_each
 from llmserve.server.run import machine
 from llmserve.server.run.guard import LOCK
 from llmserve.server.run.process import sweep
+from llmserve.server.settings import Runtime
 
 PLENTY = {
     "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n",
@@ -130,20 +131,23 @@ def test_weights_count_as_they_are_loaded(tmp_path: Path) -> None:
 GRAPH = 'backend: "onnxruntime" instance_group { count: 2 kind: KIND_CPU }'
 
 
-def test_what_triton_itself_runs_takes_its_files_and_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("runtime", "threads"), [("binary", 200), ("embedded", 216)])
+def test_what_triton_itself_runs_takes_its_files_and_no_process(
+    tmp_path: Path, runtime: Runtime, threads: int
+) -> None:
     for version, size in (("9", 1 << 20), ("10", 3 << 20)):
         (tmp_path / "models" / "graph" / version).mkdir(parents=True)
         (tmp_path / "models" / "graph" / version / "model.onnx").write_bytes(bytes(size))
     (tmp_path / "models" / "graph" / "config.pbtxt").write_text(GRAPH)
-    settings = ServerSettings(tmp_path / "models", "embedded", replicas=2)
+    settings = ServerSettings(tmp_path / "models", runtime, replicas=2)
     assert machine.expected_memory(settings.opened.model("graph")) == 3 << 20
     root = root_with(
         tmp_path, proc__meminfo="MemTotal: 5120 kB\nMemAvailable: 5120 kB",
-        sys__fs__cgroup__pids_DOT_max="208",
+        sys__fs__cgroup__pids_DOT_max="8",
     )  # fmt: skip
-    memory, *others = machine.shortages(settings, root)
+    processes, memory = machine.shortages(settings, root)
+    assert f"a server of these models needs {threads}" in str(processes)
     assert "there are 5 MB of memory in all, and the models need 6" in str(memory)
-    assert not others, "200 threads of two Tritons"
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ class One:
         (folder / "log").touch()
         for name in "abcpq":
             (folder / "repo" / name).mkdir(parents=True)
-        parts = {"b": ("p", "q"), "c": ("p",)}
-        monkeypatch.setattr(Repository, "parts_of", lambda _, name: parts.get(name, ()))
+        self.parts: dict[str, tuple[str, ...]] = {"b": ("p", "q"), "c": ("p",)}
+        monkeypatch.setattr(Repository, "parts_of", lambda _, name: self.parts.get(name, ()))
         self.stubs = Stubs()
         self.triton = Triton(folder / "log", self.stubs)
         self.lines: list[str] = []
@@ -327,6 +327,32 @@ def test_a_model_that_calls_its_parts_has_them_until_its_process_ends(
         assert one.triton.dropped == ["b", "p", "q"]
         assert one.lines[-1] == "b: unloaded"
         assert one.stubs.killed == []
+
+    go(scenario())
+
+
+def test_parts_that_a_model_that_was_built_anew_has_no_more_are_unloaded(one: One) -> None:
+    async def scenario() -> None:
+        await one.orders.reload("b")
+        await one.orders.reload("c")
+        one.parts = {"c": ("p",)}
+        one.stubs.processes["b"] = [7]
+        renew = one.triton.renew
+
+        def renew_beside(name: str) -> None:
+            renew(name)
+            one.stubs.processes[name] = [7, 8]
+
+        one.triton.renew = renew_beside  # type: ignore[method-assign]
+        reloading = asyncio.ensure_future(one.orders.reload("b"))
+        await asyncio.sleep(0.1)
+        assert not reloading.done(), "the old process may still answer"
+        assert one.triton.dropped == []
+        one.stubs.processes["b"] = [8]
+        await reloading
+        assert one.triton.dropped == ["q"], "another has p as well"
+        assert one.triton.ready == {"b", "c", "p"}
+        assert "q" not in one.states()
 
     go(scenario())
 
