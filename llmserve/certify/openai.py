@@ -80,10 +80,12 @@ class OpenAIEndpoint:
             return read_answer(self._read(opened.response))
 
     def _send(self, ask: Ask) -> _Opened:
+        # Others may find out meanwhile.
+        counts = self._counts_in_streams
         try:
-            return self._open(*self._body(ask))
+            return self._open(*self._body(ask, counts=counts))
         except Refusal:
-            if not (ask.stream and self._counts_in_streams):
+            if not (ask.stream and counts):
                 raise
         # Triton's own frontend of 24.11 refuses every field that it does not know.
         opened = self._open(*self._body(ask, counts=False))
@@ -150,16 +152,14 @@ class OpenAIEndpoint:
     def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
         return {**self._always, "model": self.model, "input": list(texts)}
 
-    def _body(self, ask: Ask, *, counts: bool = True) -> tuple[str, dict[str, Any]]:
+    def _body(self, ask: Ask, *, counts: bool | None = None) -> tuple[str, dict[str, Any]]:
         options = {**self._always, **ask.options}
         forms = {name: options.pop(name) for name in _FORMS & options.keys()}
         count = options.pop("logprobs", None)
         if ask.messages:
             options["messages"] = list(ask.messages)
-        counts = counts and self._counts_in_streams
-        request = self._api.request(
-            self.model, ask.prompt, options, stream=ask.stream, usage=counts
-        )
+        usage = self._counts_in_streams if counts is None else counts
+        request = self._api.request(self.model, ask.prompt, options, stream=ask.stream, usage=usage)
         body = json.loads(request.body)
         if count is not None:
             body |= (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,6 +70,8 @@ def test_a_server_that_refuses_to_count_in_streams_is_asked_without() -> None:
     with server.serving() as url:
         endpoint = OpenAIEndpoint(url, "toy")
         assert "stream_options" in endpoint.curl(ask)
+        with ThreadPoolExecutor(8) as pool:
+            assert len({answer.text for answer in pool.map(endpoint.ask, [ask] * 8)}) == 1
         assert endpoint.ask(ask).text == "".join(endpoint.pieces(ask))
         assert "stream_options" not in endpoint.curl(ask)
         wrong = ask.with_options(temperature=-1)
