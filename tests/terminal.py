@@ -74,6 +74,11 @@ class Terminal:
     def text(self) -> str:
         return _ESCAPES.sub("", self._raw).replace("\r", "")
 
+    @property
+    def shows_control(self) -> bool:
+        """Whether it shows a typed Ctrl-C as ^C."""
+        return bool(termios.tcgetattr(self._controller)[3] & termios.ECHOCTL)
+
     def type(self, *keys: str) -> None:
         os.write(self._controller, "".join(keys).encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -14,7 +15,12 @@ import click
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_cli.completion import built_models
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
-from llmserve_cli.interrupts import interrupted, stoppable, while_importing
+from llmserve_cli.interrupts import (
+    interrupted,
+    raise_on_interrupt,
+    stoppable,
+    while_importing,
+)
 from llmserve_cli.options import request_option
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, printable, without_control_echo
@@ -81,6 +87,8 @@ def talk(
                 "standard output is no terminal to have a conversation in",
                 hint="write a message to standard input",
             )
+        # A terminal must have its modes again before this ends.
+        raise_on_interrupt(signal.SIGTERM)
         converse(conversation, check)
         return
     from llmserve_cli.prompts import read_prompt

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, and halves of characters, which no stream takes."""
 _MIN_LAST_COLUMN = 24
 """Below this width, the last column of a table is not readable."""
 
@@ -24,7 +26,7 @@ def printable(text: str) -> str:
     >>> printable("\x1b[31mred")
     '\\x1b[31mred'
     """
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 @contextmanager
@@ -39,11 +41,23 @@ def without_control_echo() -> Iterator[None]:
         return
     modes = [*before]
     modes[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(0, termios.TCSANOW, modes)
     try:
+        _set_modes(modes)
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSANOW, before)
+        _set_modes(before)
+
+
+def _set_modes(modes: list[Any]) -> None:
+    """Set the modes of the terminal, unless it is gone, or another job has it.
+
+    A job in the background would be stopped by that, even while it ends.
+    """
+    import termios
+
+    with suppress(OSError, termios.error):
+        if os.tcgetpgrp(0) == os.getpgrp():
+            termios.tcsetattr(0, termios.TCSANOW, modes)
 
 
 def echo_answer(text: str, *, nl: bool = True) -> None:

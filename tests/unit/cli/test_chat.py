@@ -269,6 +269,19 @@ def test_an_answer_is_stopped_before_its_first_word(scripted: ScriptedTriton, ur
         terminal.ends(0)
 
 
+def test_a_program_that_is_ended_leaves_the_terminal_as_it_was(
+    scripted: ScriptedTriton, url: str
+) -> None:
+    scripted.pieces, scripted.gap = ["slow "] * 100, 0.05
+    with Terminal("chat", "m", "--url", url) as terminal:
+        terminal.say("one")
+        terminal.wait_for("slow slow")
+        assert not terminal.shows_control
+        terminal.process.terminate()
+        terminal.ends(130)
+        assert terminal.shows_control
+
+
 def test_a_conversation_survives_its_server(scripted: ScriptedTriton) -> None:
     scripted.gap, scripted.pieces = 0.05, ["x "] * 200
     with scripted.in_a_process() as (url, process), Terminal("chat", "m", "--url", url) as terminal:
