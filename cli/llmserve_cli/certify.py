@@ -221,17 +221,19 @@ def _write(report: Report, changed: list[Change] | None, options: dict[str, Any]
     from llmserve.certify.page import page
 
     target, folder = options["json_file"], options["report"]
-    if str(target) == "-":
-        click.echo(as_json(report))
-        target = None
-    else:
-        _print(report, changed)
-    files = [(target, as_json(report))] if target else []
+    is_printed = str(target) == "-"
+    files = [(target, as_json(report))] if target and not is_printed else []
     if options["junit"]:
         files.append((options["junit"], as_junit(report)))
     if folder:
         files += [(folder / _PAGE, page(report, changed)), (folder / _REPORT, as_json(report))]
-    if unwritten := [words for path, text in files if (words := _save(path, text))]:
+    unwritten = [words for path, text in files if (words := _save(path, text))]
+    # Not before: who reads it may have seen enough, and that would end this.
+    if is_printed:
+        click.echo(as_json(report))
+    else:
+        _print(report, changed)
+    if unwritten:
         raise OutputError(f"{', '.join(unwritten)} cannot be written", hint="see what is full")
     if folder:
         click.echo(f"{folder / _PAGE}", err=True)

@@ -229,6 +229,18 @@ def test_a_report_that_cannot_be_written_at_the_end_loses_no_other(
     }
 
 
+def test_a_report_is_saved_though_nobody_reads_what_is_printed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("llmserve_cli.certify._print", closed)
+    with pytest.raises(BrokenPipeError):
+        run(url, "--only", "temperature", "--json", str(tmp_path / "r.json"))
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["verdicts"]
+
+
 def test_an_option_is_sent_with_every_request(url: str) -> None:
     code, output = run(url, "--only", "finish-reason", "--set", "top_k=5")
     assert code == 8
