@@ -73,7 +73,7 @@ release-check: .venv/.ready
 	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$$TAG"
 
 # A real chat model of 135 M parameters and a real encoder, fetched once into this user's cache;
-# LLMSERVE_REAL_MODEL names another GGUF file. `make test` tests with them where they can be had.
+# LLMSERVE_REAL_MODEL names another GGUF file. `make test-long` tests with them where they can be had.
 real-model: .venv/.ready
 	@$(BIN)/python -m tests.real.model --all
 
