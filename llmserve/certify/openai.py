@@ -84,8 +84,8 @@ class OpenAIEndpoint:
         counts = self._counts_in_streams
         try:
             return self._open(*self._body(ask, counts=counts))
-        except Refusal:
-            if not (ask.stream and counts):
+        except Refusal as error:
+            if not (ask.stream and counts) or error.is_about_server:
                 raise
         # Triton's own frontend of 24.11 refuses every field that it does not know.
         opened = self._open(*self._body(ask, counts=False))

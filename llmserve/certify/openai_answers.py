@@ -6,6 +6,7 @@ Whatever else comes is the server's mistake, and none of the check that reads it
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -121,7 +122,7 @@ def _part(content: dict[str, Any]) -> StreamPart:
         choice = _object(found, "its choice")
         reason = _word(choice) or reason
         text = _text(choice)
-        if text is None and not reason:
+        if text is None and not reason and not _is_filters(choice):
             raise ValueError("its choice has neither text nor delta")
         texts.append(text or "")
         if (entries := _logprobs(choice)) is not None:
@@ -136,6 +137,11 @@ def _text(choice: Mapping[str, Any]) -> str | None:
             # An answer that is only a call of a tool has no content.
             text = _of(_object(choice[name], name), "content", str, "a text") or ""
     return text
+
+
+def _is_filters(choice: Mapping[str, Any]) -> bool:
+    """Whether it has what Azure's filter found, which comes behind the text that it is about."""
+    return any(name.startswith("content_filter") for name in choice)
 
 
 def _word(choice: Mapping[str, Any]) -> str | None:
@@ -169,6 +175,9 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[Logprob, ...] | None:
             f"logprobs has {len(tokens)} tokens, {len(values)} token_logprobs and {len(tops)} "
             "top_logprobs"
         )
+    if values[:1] == [None]:
+        # Of a prompt that is repeated: before its first token stands none that makes it likely.
+        values = [math.nan, *values[1:]]
     rows = zip(tokens, values, tops or [None] * len(tokens), strict=True)
     return tuple(_logprob(token, value, _ranked(_tops(top))) for token, value, top in rows)
 

@@ -6,8 +6,11 @@ from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Examination, after_echo
 from llmserve.certify.outcome import Broken, NotOffered, Undecided
+from llmserve.certify.reference import greedy, walk
 
 LONG = 16
+_SEVERAL = 8
+"""So many tokens are hardly ever all special, spaces, or parts of characters."""
 _UNUSUAL = (
     "Zażółć gęślą jaźń — naïve café: ",
     "日本語のテキストは",
@@ -28,6 +31,8 @@ def _echoed(exam: Examination) -> list[tuple[Ask, Reply]]:
 def _echo(exam: Examination) -> None:
     if pairs := exam.kept.get("echoed") or _echoed(exam):
         ask, answer = pairs[0]
+        if exam.echoes:
+            exam.note("the prompts before the answers are left out of what is compared")
         raise Broken(
             "answers begin with their prompts",
             expected=after_echo(ask, answer),
@@ -42,7 +47,6 @@ def find_echo(exam: Examination) -> None:
     exam.echoes = bool(exam.kept["echoed"])
     if exam.echoes:
         exam.forget_answers()
-        exam.note("the prompts before the answers are left out of what is compared")
 
 
 def find_refused(exam: Examination) -> None:
@@ -119,9 +123,22 @@ def _greedy(exam: Examination) -> None:
     asks = [exam.greedy(prompt, 2 * LONG) for prompt in exam.prompts]
     tokens = forks = 0
     for ask in asks:
-        found = exam.expect_model(ask, exam.alone(ask), f"after {ask.prompt[:30]!r}")
+        answer = exam.alone(ask)
+        _expect_text(exam, ask, answer)
+        found = exam.expect_model(ask, answer, f"after {ask.prompt[:30]!r}")
         tokens, forks = tokens + len(found.ids), forks + len(found.forks)
     exam.figures |= {"tokens": tokens, "agreement": round(1 - forks / max(tokens, 1), 4)}
+
+
+def _expect_text(exam: Examination, ask: Ask, answer: Reply) -> None:
+    """Expect text where the model writes some: an empty answer has no token to compare."""
+    ids = exam.ids_of(ask)
+    if answer.text or exam.is_explained(walk(exam.model, ids, "", ended_below=1)):
+        return
+    tokens, _ = greedy(exam.model, ids, _SEVERAL)
+    expected = exam.model.decode(ids, tokens)
+    if expected.strip(" \n\ufffd"):
+        raise Broken("the answer is empty", expected=expected, got=answer.text, ask=ask)
 
 
 def _unusual(exam: Examination) -> None:

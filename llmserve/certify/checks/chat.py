@@ -9,7 +9,7 @@ from typing import Any
 from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask, Refusal, Reply
 from llmserve.certify.examination import Examination
-from llmserve.certify.outcome import Broken, NotOffered
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 
 Messages = Sequence[Mapping[str, Any]]
 _USER = {"role": "user", "content": "What is the capital of Japan?"}
@@ -82,6 +82,11 @@ def _explain(exam: Examination, ask: Ask, answer: Reply, right: list[int]) -> No
     model = exam.model
     fits = exam.is_explained(exam.walk(ask, answer, ids=right))
     count = answer.input_tokens
+    if not answer.text and answer.finish_reason != "stop":
+        # Such as that of a model whose reasoning a server sends in a field of its own.
+        if count is None:
+            raise Undecided("an answer to a chat has no text that could be compared")
+        exam.note("an answer to a chat has no text: only the count of its tokens is compared")
     if fits and count in (None, len(right)):
         return
     for words, ids in _wrong_prompts(exam, ask, right):

@@ -98,6 +98,9 @@ def _ends_itself(exam: Examination) -> tuple[Ask, Reply] | None:
     for prompt in exam.prompts:
         ask = exam.greedy(prompt, _ENDING)
         answer = exam.alone(ask)
+        if answer.output_tokens is not None and answer.output_tokens >= _ENDING:
+            # It was cut, where its text may end long before: special tokens have none.
+            continue
         longer = exam.greedy(prompt, _ENDING + 16)
         if exam.reference is not None:
             found = exam.walk(ask, answer)

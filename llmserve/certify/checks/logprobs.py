@@ -24,9 +24,9 @@ def _equal(exam: Examination) -> None:
     for prompt in exam.prompts[:5]:
         ask = exam.greedy(prompt, 12, logprobs=_TOP)
         answer = exam.ask(ask)
-        if answer.logprobs is None and not answer.text:
+        if not answer.logprobs and not answer.text:
             continue
-        if answer.logprobs is None:
+        if not answer.logprobs:
             words = "logprobs is accepted and has no effect: none are in the answer"
             raise Broken(words, expected="log-probabilities", got=None, ask=ask)
         found = exam.walk(ask, answer)

@@ -74,9 +74,9 @@ def _narrowed(option: str, value: Any) -> Callable[[Examination], None]:
             likeliest = _plain(exam, ask)
             if answer.text != likeliest.text and not exam.is_tie(ask, answer):
                 other.append((ask, likeliest, answer))
-        # One answer may differ by rounding where no model is there to ask.
+        # Those to one prompt may differ by rounding where no model is there to ask.
         allowed = 0 if exam.reference else 1
-        if len(other) > allowed:
+        if len({ask.prompt for ask, _, _ in other}) > allowed:
             ask, likeliest, answer = other[0]
             raise Broken(
                 f"{option}={value} leaves only the likeliest token, and {len(other)} of "
@@ -85,7 +85,9 @@ def _narrowed(option: str, value: Any) -> Callable[[Examination], None]:
                 got=answer.text,
                 ask=ask,
             )
-        unseen = _at_most(allowed, len(asks), 1 - max(same, 1) / len(asks))
+        prompts, share = {ask.prompt for ask in asks}, max(same, 1) / len(asks)
+        alike = share ** (len(asks) / len(prompts))
+        unseen = _at_most(allowed, len(prompts), 1 - alike)
         exam.note(
             f"without it, {same} of {len(asks)} answers are the likeliest one; that it is ignored "
             f"goes unseen with a probability of {unseen:.1g}"

@@ -32,3 +32,14 @@ def test_an_option_that_is_ignored_has_no_effect_by_a_limit(
 ) -> None:
     with pytest.raises(outcome):
         next(c for c in CHECKS if c.name == check).run(Examination(Ignoring(counts)))
+
+
+def test_an_answer_that_is_cut_may_have_no_text_at_its_end() -> None:
+    """Of special tokens nothing is shown: it looks as if the answer ended before them."""
+
+    class Special(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            return Reply(" yes", "length", 3, ask.options["max_tokens"])
+
+    exam = Examination(Special(lambda prompt, asked: ""))
+    next(c for c in CHECKS if c.name == "finish-reason").run(exam)

@@ -75,3 +75,13 @@ def test_a_few_times_what_rounding_changes_is_no_proof(apart: float, is_right: b
     else:
         with pytest.raises(Broken, match=r"differs by 0\.5; float32 explains 0\.4"):
             run(Exact(apart=apart), Rounded())
+
+
+@pytest.mark.parametrize("found", [None, ()])
+def test_none_at_all_are_no_log_probabilities(found: tuple[Logprob, ...] | None) -> None:
+    class Without(Exact):
+        def ask(self, ask: Ask) -> Reply:
+            return replace(super().ask(ask), logprobs=found)
+
+    with pytest.raises(Broken, match="accepted and has no effect"):
+        run(Without())

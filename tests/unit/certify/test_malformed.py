@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from llmserve.certify import Examination, Verdict
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.openai import OpenAIEndpoint
+from llmserve.certify.openai_answers import read_answer
 from llmserve.certify.run import run_check
 from llmserve.certify.triton import TritonEndpoint
 from llmserve.client.model import ModelInfo
@@ -146,7 +148,7 @@ def test_a_malformed_part_of_a_stream_is_the_servers_fault(
         ({"content": [{"logprob": -1.0}]}, "a token of logprobs is null, not a text"),
         ({"content": [{"token": "a", "logprob": 10**400}]}, "a number is too large"),
         ({"content": ["a"]}, 'an entry of logprobs is "a"'),
-        ({**LOGPROBS, "token_logprobs": [None, -1.5]}, "the log-probability of ' the' is null"),
+        ({**LOGPROBS, "token_logprobs": [-0.5, None]}, "the log-probability of ' of' is null"),
         ({**LOGPROBS, "token_logprobs": [-1.5]}, "logprobs has 2 tokens, 1 token_logprobs"),
         ({**LOGPROBS, "top_logprobs": [{" the": None}, None]}, "the log-probability of ' the' is"),
     ],
@@ -165,11 +167,21 @@ def test_malformed_log_probabilities_are_the_servers_fault(
 def test_what_the_api_leaves_open_is_read(server: Server) -> None:
     first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}
     last = {"choices": [{"index": 0, "finish_reason": "length"}], "usage": None}
-    parts: list[Any] = [first, last, {"choices": []}, {"usage": USAGE}]
+    # As Azure's filter sends it, behind the text that it is about.
+    filtered = {"index": 0, "finish_reason": None, "content_filter_offsets": {"check_offset": 0}}
+    parts: list[Any] = [first, last, {"choices": []}, {"usage": USAGE}, {"choices": [filtered]}]
     for part in (*parts, {"choices": None, "usage": USAGE}):
         server.answer, server.part = json.dumps(ANSWER).encode(), json.dumps(part).encode()
         (found,) = verdicts(server, "stream-joins")
         assert found.state == "passed"
+
+
+def test_the_first_token_of_a_prompt_that_is_repeated_has_no_log_probability() -> None:
+    logprobs = {**LOGPROBS, "token_logprobs": [None, -1.5], "top_logprobs": [None, {" of": -1.5}]}
+    answer = read_answer(json.dumps({"choices": [{**CHOICE, "logprobs": logprobs}]}).encode())
+    first, second = answer.logprobs or ()
+    assert math.isnan(first.logprob)
+    assert second.logprob == -1.5
 
 
 def test_values_for_other_texts_than_were_asked_are_the_servers_fault(server: Server) -> None:

@@ -6,6 +6,7 @@ import shlex
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pytest
 
@@ -78,3 +79,18 @@ def test_a_server_that_refuses_to_count_in_streams_is_asked_without() -> None:
         with pytest.raises(Refusal) as refused:
             endpoint.ask(wrong)
     assert refused.value.status == 400
+
+
+def test_a_busy_server_says_nothing_of_counts_in_streams() -> None:
+    class Busy(OpenAIEndpoint):
+        asked = 0
+
+        def _open(self, url: str, body: object) -> NoReturn:
+            self.asked += 1
+            raise Refusal(503, "later")
+
+    endpoint, ask = Busy("http://h:1/v1", "m"), Ask("Hello", stream=True)
+    with pytest.raises(Refusal, match="later"):
+        endpoint.ask(ask)
+    assert endpoint.asked == 1
+    assert "stream_options" in endpoint.curl(ask)

@@ -259,3 +259,10 @@ def test_what_a_server_says_of_itself_is_asked_within_the_budget() -> None:
     assert not run_checks(exam, CHECKS).is_finished
     end.set()
     assert time.monotonic() - began < 10
+
+
+def test_what_is_left_out_of_all_comparisons_is_said() -> None:
+    exam = Examination(Scripted(lambda prompt, asked: f"{prompt} yes"))
+    (found,) = verdicts(exam, "no-echo")
+    assert found.state == "failed"
+    assert found.notes == ("the prompts before the answers are left out of what is compared",)

@@ -67,11 +67,11 @@ def test_rounded_weights_may_draw_from_another_distribution(
         run("sampling-distribution", exam)
 
 
-@pytest.mark.parametrize(("reference", "chance"), [(False, "0.04"), (True, "0.004")])
+@pytest.mark.parametrize(("reference", "chance"), [(False, "0.05"), (True, "0.004")])
 def test_it_is_told_how_likely_an_option_without_effect_goes_unseen(
     reference: bool, chance: str
 ) -> None:
-    """Without the model one answer of eight may be another one, so less is seen."""
+    """Without the model the answers to one prompt may be other ones, so less is seen."""
 
     class Half(Scripted):
         def ask(self, ask: Ask) -> Reply:
@@ -85,3 +85,23 @@ def test_it_is_told_how_likely_an_option_without_effect_goes_unseen(
         "without it, 4 of 8 answers are the likeliest one; that it is ignored goes unseen with a "
         f"probability of {chance}"
     ]
+
+
+@pytest.mark.parametrize("ties", [1, 2])
+def test_a_tie_after_one_prompt_is_no_option_that_is_ignored(ties: int) -> None:
+    """Each prompt is asked with twice, and rounding changes both answers alike."""
+
+    class Tied(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            if not ask.options.get("temperature"):
+                return Reply(" yes")
+            if "top_k" not in ask.options:
+                return Reply(" maybe")
+            return Reply(" no" if ask.prompt in PROMPTS[:ties] else " yes")
+
+    exam = Examination(Tied(lambda prompt, asked: ""))
+    if ties == 1:
+        run("top-k", exam)
+    else:
+        with pytest.raises(Broken, match="4 of 8 answers have others"):
+            run("top-k", exam)
