@@ -32,6 +32,8 @@ _BESIDE = "with the same seed when others run beside it"
 _SEEDS = 4
 _TELLING_TOKENS = 12
 """So many first tokens must depend on the seed, or chance could hide that it is not kept."""
+_FEW = 8
+"""Of so few tokens the seed still chooses others, and rounding hardly ever."""
 _TELLING = 2
 """The prompts whose answers a penalty has to change, if there are so many."""
 _PENALTY = {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 1.8}
@@ -133,9 +135,10 @@ def _same_first_tokens(exam: Examination) -> None:
 
     Beside others a server adds in another order. At a high temperature thousands of tokens are
     about as likely as the one that is drawn, so that the smallest change of a score makes it
-    another one, and all that follow.
+    another one, and all that follow. Of a few tokens (top_k), still fewer draws change.
     """
-    asks = [exam.greedy(p, 1, temperature=1.0, seed=n) for p in exam.prompts for n in range(_SEEDS)]
+    options = {"temperature": 1.0, **_offered(exam, top_k=_FEW)}
+    asks = [exam.greedy(p, 1, seed=n, **options) for p in exam.prompts for n in range(_SEEDS)]
     alone = [exam.alone(ask).text for ask in asks]
     other_seeds = [alone[n - n % _SEEDS : n - n % _SEEDS + _SEEDS] for n in range(len(asks))]
     by_chance = sum(
@@ -307,8 +310,13 @@ def _distribution(exam: Examination) -> None:
 
 def _unrestricted(exam: Examination) -> Mapping[str, Any]:
     """Return what switches off limits that a server may set by itself."""
+    return _offered(exam, top_p=1.0, top_k=0, min_p=0.0)
+
+
+def _offered(exam: Examination, **options: Any) -> dict[str, Any]:
+    """Return those of some options that are not refused."""
     found = {}
-    for option, value in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+    for option, value in options.items():
         try:
             exam.offer(option, value)
         except NotOffered:

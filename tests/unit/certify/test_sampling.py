@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmserve.certify import Broken, Examination
@@ -105,3 +106,31 @@ def test_a_tie_after_one_prompt_is_no_option_that_is_ignored(ties: int) -> None:
     else:
         with pytest.raises(Broken, match="4 of 8 answers have others"):
             run("top-k", exam)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_seed_that_is_kept_may_draw_another_of_thousands_of_tokens(is_kept: bool) -> None:
+    """Rounding moves the sums of all the tokens before one, and with them what a number draws."""
+
+    class Flat(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            seed, prompt = ask.options.get("seed", 0), PROMPTS.index(ask.prompt)
+            if ask.options["max_tokens"] > 1:
+                return Reply(f" {seed}")
+            # At first each is asked alone, then beside the others.
+            is_alone = super().ask(Ask(f"{prompt} {seed}")).text == "1"
+            scores = 2 * np.random.default_rng(prompt).standard_normal(8000)
+            if not is_alone:
+                scores += 0.1 * np.random.default_rng((prompt, seed)).standard_normal(8000)
+            if top_k := ask.options.get("top_k"):
+                scores[np.argsort(-scores)[top_k:]] = -np.inf
+            sums = np.cumsum(np.exp(scores))
+            number = np.random.default_rng(seed if is_alone or is_kept else 100 + seed).random()
+            return Reply(str(np.searchsorted(sums, number * sums[-1])))
+
+    exam = Examination(Flat(lambda prompt, asked: str(asked)), precision="bfloat16")
+    if is_kept:
+        run("seed", exam)
+    else:
+        with pytest.raises(Broken, match="first tokens differ with the same seed"):
+            run("seed", exam)
