@@ -292,13 +292,20 @@ def test_a_model_is_named_after_its_file(model: str, name: str) -> None:
 
 
 def test_one_file_of_a_model_on_the_hub(file: Path, repo: Path) -> None:
+    name, size = "quants/tiny.gguf", file.stat().st_size
+
     def serve(request: BaseHTTPRequestHandler) -> None:
-        if not request.path.endswith("/quants/tiny.gguf"):
+        if "/tree/" in request.path:
+            tree = [{"type": "file", "path": name, "size": size, "oid": "tiny"}]
+            reply(request, json.dumps(tree).encode())
+        elif request.path.startswith("/api/"):
+            info = {"id": "acme/tiny", "sha": COMMIT, "siblings": [{"rfilename": name}]}
+            reply(request, json.dumps(info).encode())
+        elif request.path.endswith(f"/{name}"):
+            headers = {"ETag": '"tiny"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(size)}
+            reply(request, file.read_bytes(), headers=headers)
+        else:
             reply(request, status=404, headers={"X-Error-Code": "EntryNotFound"})
-            return
-        size = str(file.stat().st_size)
-        headers = {"ETag": '"tiny"', "X-Repo-Commit": COMMIT, "X-Linked-Size": size}
-        reply(request, file.read_bytes(), headers=headers)
 
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     command = ["build", "--plugin", "hf", "--output", str(repo), "--model"]

@@ -292,6 +292,7 @@ def test_everything_that_prevents_serving_is_reported_before_anything_starts(
     repository: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(repository, tmp_path / "r")
+    llmserve.build("hf", "demo", output=folder, name="other")
     (folder / "unary" / "1" / "model" / "model.safetensors").unlink()
     with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("", 0)) as metrics:
         taken = [str(listener.getsockname()[1]) for listener in (http, metrics)]

@@ -62,11 +62,15 @@ def control_folder() -> Path:
     folder = _candidates()[0]
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    _refuse_shared(folder)
+    return folder
+
+
+def _refuse_shared(folder: Path) -> None:
     if not _is_private(folder):
         raise ServerError(
             f"{folder} is accessible to other users", hint=f"chmod 700 {folder}, or remove it"
         )
-    return folder
 
 
 async def _follow(
@@ -204,7 +208,8 @@ def running_servers() -> Iterator[tuple[Path, dict[str, Any]]]:
     The sockets of processes that were killed are removed. Of one that does not answer, because it
     was stopped, only its number is known.
     """
-    control_folder()
+    if (first := _candidates()[0]).exists():
+        _refuse_shared(first)
     folders = [folder for folder in _candidates() if _is_private(folder)]
     for path in sorted(path for folder in folders for path in folder.glob("*.sock")):
         try:

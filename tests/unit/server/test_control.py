@@ -167,7 +167,9 @@ def test_a_query_finds_the_server_that_runs(
     assert run("status").stdout.startswith(f"{url}  Triton, ready, {tmp_path}\n")
 
 
-def test_without_a_server_the_usual_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_usual_address_is_tried(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A server of this machine may be there.
     monkeypatch.setattr("llmserve.client.url.DEFAULT_URL", "127.0.0.1:1")
     assert "at 127.0.0.1:1: " in str(refused("query", "m", "Hi", "--timeout", "5"))
@@ -177,6 +179,7 @@ def test_without_a_server_the_usual_address_is_tried(monkeypatch: pytest.MonkeyP
         assert str(error) == "no `llmserve serve` runs here: start one"
     error = refused("query", "m", "Hi", "--repository", "elsewhere")
     assert str(error).startswith("no `llmserve serve` runs for elsewhere: start one, or look")
+    assert list(runtime_folder.iterdir()) == [], "who looks for servers leaves nothing"
 
 
 @pytest.mark.parametrize("state", ["loading", "restarting"])
