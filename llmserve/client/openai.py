@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ssl import SSLError
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -134,8 +135,10 @@ class OpenAIApi:
         return RequestTimeoutError(problem, hint="allow more time, or ask for less")
 
     def unreachable(self, error: Exception) -> UnreachableError:
-        number = (isinstance(error, OSError) and error.errno) or 0
-        # Those of names are negative, and say it themselves.
+        # aiohttp's errors have the system's.
+        cause = getattr(error, "os_error", error)
+        # Those of names are negative, and those of TLS have others: both say it themselves.
+        number = 0 if isinstance(cause, SSLError) else getattr(cause, "errno", None) or 0
         words = os.strerror(number) if number > 0 else getattr(error, "strerror", None)
         # What a server sends instead of a response may have control characters.
         reason = repr(str(words or error))[1:-1] or type(error).__name__

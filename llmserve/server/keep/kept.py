@@ -33,6 +33,8 @@ class KeptModel(Watch):
     raised_at: float | None = None
     """When it was seen that it cannot be loaded, while its process goes on."""
     parts: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
+    """Parts that an earlier build had, and that are loaded until a later one is."""
     gone_since: float | None = None
     """When its folder was first seen to be missing."""
     note: str = ""
@@ -97,8 +99,9 @@ class Kept:
         """Return the parts of a model that no other one that is loaded has."""
         down = (State.UNLOADED, State.FAILED)
         others = [m for m in self.models.values() if m.name != name and m.state not in down]
-        needed = {part for other in others for part in other.parts}
-        own = self.models[name].parts if name in self.models else ()
+        needed = {part for other in others for part in (*other.parts, *other.former)}
+        model = self.models.get(name)
+        own = (*model.parts, *model.former) if model else ()
         return [part for part in own if part not in needed]
 
     def want_restart(self, now: float, why: str) -> None:

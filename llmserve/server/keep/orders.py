@@ -43,7 +43,7 @@ class Orders:
         for part in parts:
             if part not in kept.models:
                 kept.models[part] = kept.watched(part, State.LOADING)
-        kept.models[name].parts = parts[:-1]
+        kept.models[name].parts, kept.models[name].former = parts[:-1], tuple(former)
         loads_before = {part: kept.log.loads[part] for part in parts}
         for part in parts:
             kept.models[part].load_requested(time.monotonic())
@@ -59,6 +59,7 @@ class Orders:
     ) -> None:
         """Unload parts that a model does not have any more, once its old processes have ended."""
         kept, began = self._kept, time.monotonic()
+        kept.models[name].former = ()
         for part in parts:
             # A Triton that is restarted meanwhile does not load them.
             kept.models.pop(part, None)
@@ -155,7 +156,8 @@ class Orders:
         """Wait for the processes of unloaded models (workarounds.NEVER_ENDED)."""
         kept = self._kept
         idle_since, done = time.monotonic(), await work.done()
-        while not (kept.stopping or kept.given_up) and any(map(kept.stubs.of, names)):
+        # The end of a Triton is that of its processes, whose numbers others may have then.
+        while kept.triton.alive and not kept.stopping and any(map(kept.stubs.of, names)):
             now, before, done = time.monotonic(), done, await work.done()
             if done != before:
                 idle_since = now

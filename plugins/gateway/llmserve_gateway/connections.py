@@ -35,6 +35,8 @@ _UPGRADE_HEADER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _STATE = "llmserve.connection"
 _MAX_AGREEING = 128
 """How many clients may be agreeing on encryption; the one that has taken longest makes room."""
+_UNHURRIED = 1 / 20
+"""The share of the time for a head that each of them has, while others wait to be accepted."""
 _MAX_PERIOD = 1.0
 
 AsgiApp = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]],
@@ -72,8 +74,8 @@ class Connections:
         self._limit = limit
         self._inner = inner
         self._open: set[Connection] = set()
-        self._agreeing: dict[asyncio.Task[None], None] = {}
-        """In the order in which they began."""
+        self._agreeing: dict[asyncio.Task[None], float] = {}
+        """When each began, in this order."""
 
     def new(self, *, app_state: Mapping[str, Any], **arguments: Any) -> Connection:
         """Return the protocol for a new connection; the arguments are the inner protocol's."""
@@ -117,16 +119,27 @@ class Connections:
                 except OSError:  # for example, there are too many files
                     await asyncio.sleep(self.clocks.period)
                     continue
-                if len(self._agreeing) >= _MAX_AGREEING:
-                    oldest = next(iter(self._agreeing))
-                    del self._agreeing[oldest]
-                    oldest.cancel()
+                while len(self._agreeing) >= _MAX_AGREEING:
+                    await self._agree_or_end()
                 task = asyncio.ensure_future(self._agree(client, tls, new))
-                self._agreeing[task] = None
+                self._agreeing[task] = time.monotonic()
                 task.add_done_callback(lambda task: self._agreeing.pop(task, None))
         finally:
             for task in [*self._agreeing]:
                 task.cancel()
+
+    async def _agree_or_end(self) -> None:
+        """Wait until a client has agreed; end the oldest one that had its time.
+
+        Very many right clients may come at the same moment, as for a load test.
+        """
+        oldest, since = next(iter(self._agreeing.items()))
+        left = since + _UNHURRIED * self.clocks.head - time.monotonic()
+        if left > 0:
+            await asyncio.wait(self._agreeing, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            del self._agreeing[oldest]
+            oldest.cancel()
 
     async def _agree(
         self, client: socket.socket, tls: ssl.SSLContext, new: Callable[[], Connection]

@@ -119,8 +119,9 @@ class ParsedRequest:
 
     @property
     def sent_bytes(self) -> int:
-        """About how much is sent to the model: all of it for each answer."""
-        return self.answers_per_prompt * (self._prompt_bytes + self._other_bytes)
+        """About how much is sent to the model: its prompt and all options for each answer."""
+        others = len(self.prompts) * self._other_bytes
+        return self.answers_per_prompt * (self._prompt_bytes + others)
 
     @cached_property
     def _prompt_bytes(self) -> int:

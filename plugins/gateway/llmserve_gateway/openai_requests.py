@@ -115,9 +115,10 @@ def _parsed(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any)
         unknown=fields.unknown(),
         **extra,
     )
-    if count > 1 and request.sent_bytes > _MAX_BYTES:
-        what = f"n: {count} answers to a request of this size: the model would get it {count} times"
-        raise ApiError(413, f"{what}, over {_MAX_BYTES >> 20} MB", param="n",
+    if request.answer_count > 1 and request.sent_bytes > _MAX_BYTES:
+        param = "n" if count > 1 else "prompt"
+        what = f"{param}: the model would get all of this request {request.answer_count} times"
+        raise ApiError(413, f"{what}, over {_MAX_BYTES >> 20} MB", param=param,
                        code="request_too_large")  # fmt: skip
     return request
 

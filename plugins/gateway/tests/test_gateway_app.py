@@ -53,6 +53,7 @@ from .gateways import (
     URL,
     Triton,
     ask,
+    certificate,
     gateway_command,
     gateway_process,
     request_via,
@@ -357,12 +358,7 @@ def test_the_printed_address_works_for_clients_over_ipv6() -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", key,
-         "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = certificate(tmp_path)
     with gateway_command("--tls-cert", str(cert), "--tls-key", str(key)) as port:
         context = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/livez", verify=context).status_code == 200

@@ -635,7 +635,7 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
         async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
             if name == "dead" and prompt != CANARY and not options.get("prompt_only"):
                 self.asked[prompt] += 1
-                if self.asked[prompt] == 1:
+                if self.asked[prompt] == 1 and not self.gate.is_set():
                     away["is"] = True
                     await asyncio.sleep(0)
                     raise ClientError("gone", code="model_died")
@@ -652,7 +652,7 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
         gateway = client.app.state.gateway  # type: ignore[attr-defined]
         gateway.catalog.record_failure = lambda *_: None
         gateway._deaths = None
-        fatal = [line(f"d{n}", body={"model": "dead", "prompt": f"d{n}"}) for n in range(8)]
+        fatal = [line(f"d{n}", body={"model": "dead", "prompt": f"d{n}"}) for n in range(40)]
         dying = await begin(client, fatal)
         await until(lambda: away["is"])
         await asyncio.sleep(0.05)
@@ -660,12 +660,31 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
         # No suspect has its turn, for which all others would have to end.
         await until(lambda: model.asked["39"])
         assert model.running == ["wait"]
+        # Nothing of it is asked but what was in flight.
+        assert sum(name.startswith("d") for name in model.asked) == 32
         away["is"] = False
         model.gate.set()
         assert (await ended(client, other)).request_counts.completed == 39
-        assert (await ended(client, dying)).request_counts.completed == 8
+        assert (await ended(client, dying)).request_counts.completed == 40
 
     run(model, settings_of(tmp_path, supervisor=state), work)
+
+
+def test_lines_of_a_model_wait_until_it_is_back_whichever_it_has_died_of() -> None:
+    async def go() -> None:
+        job = job_of("a", "a", "b")
+        assert job.next(0.0)
+        # That line was asked for the last time.
+        job.has_died("a")
+        left = job.next(0.0)
+        assert left
+        assert left.request.model == "b"
+        assert job.next(0.0) is None
+        assert job.away(0.0) == ["a"]
+        job.has_returned("a")
+        assert job.next(0.0)
+
+    asyncio.run(go())
 
 
 def test_suspects_wait_longer_and_longer_and_none_forever() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -15,10 +16,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from llmserve_gateway import connections as connections_module
 from llmserve_gateway.connections import Clocks, Connections, note_upload
 from llmserve_gateway.keys import new_key
 
-from .gateways import gateway_command, gateway_process
+from .gateways import certificate, gateway_command, gateway_process
 
 LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SLOW = b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
@@ -145,6 +147,34 @@ def test_a_client_with_a_key_stays_while_others_make_room(tmp_path: Path) -> Non
         assert ask(port), "all of them have been accepted"
         mine.sendall(LIVE)
         assert mine.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_clients_that_agree_on_encryption_at_the_same_time_are_all_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections_module, "_MAX_AGREEING", 4)
+    cert, key = certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    trusting = ssl.create_default_context(cafile=str(cert))
+
+    async def go(listener: socket.socket, clients: list[socket.socket]) -> None:
+        connections = Connections(20, Clocks(60, 60, 60, 60), lambda **_: asyncio.Protocol())
+        listener.setblocking(False)
+        accept = connections.accept(listener, tls, lambda: connections.new(app_state={}))
+        accepting = asyncio.ensure_future(accept)
+        while not connections._agreeing:
+            await asyncio.sleep(0.01)
+        for client in clients:
+            client.setblocking(False)
+            await asyncio.open_connection(sock=client, ssl=trusting, server_hostname="localhost")
+        accepting.cancel()
+
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        clients = [stack.enter_context(connect(port)) for _ in range(12)]
+        asyncio.run(go(listener, clients))
 
 
 UPGRADE = (

@@ -373,6 +373,14 @@ def test_ids_for_several_answers_are_limited() -> None:
         read_completion({**body, "n": 100})
 
 
+def test_what_several_prompts_multiply_is_limited() -> None:
+    body = {"model": "m", "structured_outputs": {"grammar": "x" * 200_000}}
+    assert read_completion({**deepcopy(body), "prompt": ["a"] * 50}).answer_count == 50
+    with pytest.raises(ApiError) as caught:
+        read_completion({**body, "prompt": ["a"] * 100})
+    assert (caught.value.status, caught.value.param) == (413, "prompt")
+
+
 @pytest.mark.parametrize("depth", [70, 200])
 def test_arguments_of_calls_are_nested_no_deeper_than_requests(depth: int) -> None:
     arguments = '{"a": ' + "[" * depth + "]" * depth + "}"

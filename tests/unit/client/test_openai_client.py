@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
@@ -92,6 +93,7 @@ def test_no_other_client_speaks_the_api() -> None:
     [
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 9)"), "refused"),
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed"), "verify failed"),
         (HTTPException("bad \x1b[31m"), r"bad \x1b[31m"),
         (HTTPException(), "HTTPException"),
     ],

@@ -357,6 +357,25 @@ def test_parts_that_a_model_that_was_built_anew_has_no_more_are_unloaded(one: On
     go(scenario())
 
 
+def test_parts_of_an_earlier_build_go_when_a_later_one_loads_or_with_the_model(one: One) -> None:
+    async def scenario() -> None:
+        for leave in (one.orders.reload, one.orders.unload):
+            one.parts, one.triton.broken = {"b": ("p", "q")}, {}
+            await one.orders.reload("b")
+            one.parts, one.triton.broken = {}, {"b": "no weights"}
+            with pytest.raises(ServerError, match="no weights"):
+                await one.orders.reload("b")
+            assert one.triton.dropped == [], "the model before, if any, still answers"
+            one.triton.broken = {}
+            one.stubs.processes.clear()
+            await leave("b")
+            assert {*one.triton.dropped} - {"b"} == {"p", "q"}
+            assert not {"p", "q"} & {*one.states()}
+            one.triton.dropped.clear()
+
+    go(scenario())
+
+
 def test_what_triton_itself_computes_is_seen_by_its_answers(one: One) -> None:
     async def scenario() -> None:
         await one.load_with_graph()
@@ -383,6 +402,21 @@ def test_a_process_that_waits_for_what_triton_computes_is_ended_later(one: One) 
         # A Triton that has ended counts nothing.
         one.triton.dies = True
         assert await work.Work(one.kept, ["q"]).done() == work.Done(0.0, ())
+
+    go(scenario())
+
+
+def test_no_process_of_a_triton_that_has_ended_is_waited_for_or_killed(one: One) -> None:
+    async def scenario() -> None:
+        await one.shelf.load("a")
+        one.triton.lingers = True
+        going = asyncio.ensure_future(one.shelf.put_away("a"))
+        while one.lines[-1] != "a: unloaded":
+            await asyncio.sleep(0.005)
+        one.kept.lost(time.monotonic(), "Triton ended")
+        await going
+        # Their numbers may be those of others by now.
+        assert one.stubs.killed == []
 
     go(scenario())
 

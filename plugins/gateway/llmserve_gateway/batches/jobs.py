@@ -72,9 +72,13 @@ class Job:
     def put_back(self, line: Line) -> None:
         if line.deaths:
             self.suspects.append(line)
-            self._away.setdefault(line.request.model, 0)
+            self.has_died(line.request.model)
         else:
             self._left.setdefault(line.request.model, deque()).appendleft(line)
+
+    def has_died(self, model: str) -> None:
+        """Ask nothing of a model before it is known to be back."""
+        self._away.setdefault(model, 0)
 
     def away(self, now: float) -> list[str]:
         """Return the models that have died, if it is time to see whether they are back."""
@@ -91,23 +95,22 @@ class Job:
 
     def has_suspect(self, now: float) -> bool:
         """Return whether one may be asked now."""
-        return any(self._may_be_asked(suspect, now) for suspect in self.suspects)
+        return any(self._may_be_asked(suspect.request.model, now) for suspect in self.suspects)
 
     def next_suspect(self, now: float) -> Line | None:
         for _ in range(len(self.suspects)):
-            if self._may_be_asked(self.suspects[0], now):
+            if self._may_be_asked(self.suspects[0].request.model, now):
                 return self.suspects.popleft()
             self.suspects.rotate(-1)
         return None
 
-    def _may_be_asked(self, suspect: Line, now: float) -> bool:
-        model = suspect.request.model
+    def _may_be_asked(self, model: str, now: float) -> bool:
         return model not in self._away and now >= self._not_before.get(model, 0.0)
 
     def next(self, now: float) -> Line | None:
         """Return the next line that may be asked now."""
         for model, lines in self._left.items():
-            if now >= self._not_before.get(model, 0.0):
+            if self._may_be_asked(model, now):
                 line = lines.popleft()
                 if not lines:
                     # A file may name very many models, which are not all looked at each time.

@@ -247,6 +247,7 @@ class Lines:
     async def _may_be_answered_later(self, line: Line, answer: Answer) -> bool:
         if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
             line.deaths += 1
+            line.job.has_died(line.request.model)
             return line.deaths < _DEATHS
         if answer.status == 504:
             line.delays += 1
