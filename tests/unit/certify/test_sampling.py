@@ -134,3 +134,30 @@ def test_a_seed_that_is_kept_may_draw_another_of_thousands_of_tokens(is_kept: bo
     else:
         with pytest.raises(Broken, match="first tokens differ with the same seed"):
             run("seed", exam)
+
+
+@pytest.mark.parametrize(
+    ("changed", "outcome"), [(0, None), (12, None), (20, Undecided), (27, Broken), (32, Broken)]
+)
+def test_how_many_first_tokens_say_that_a_seed_is_not_kept(
+    changed: int, outcome: type[Exception] | None
+) -> None:
+    """All 32 depend on the seed; a sampler that makes much of small changes is no proof."""
+
+    class Seeded(Scripted):
+        asked = 0
+
+        def ask(self, ask: Ask) -> Reply:
+            text = f"{ask.prompt} {ask.options.get('seed')}"
+            if ask.options.get("temperature") == 1.0 and ask.options["max_tokens"] == 1:
+                self.asked += 1
+                # The first 32 come alone.
+                text += "!" if 32 < self.asked <= 32 + changed else ""
+            return Reply(text, "length")
+
+    exam = Examination(Seeded(lambda prompt, asked: ""), precision="bfloat16", concurrency=1)
+    if outcome is None:
+        run("seed", exam)
+    else:
+        with pytest.raises(outcome, match=f"{changed} of 32 first tokens differ"):
+            run("seed", exam)
