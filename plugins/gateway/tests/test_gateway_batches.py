@@ -658,10 +658,9 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
         await asyncio.sleep(0.05)
         other = await begin(client, [line("1", "wait"), *(line(str(n)) for n in range(2, 40))])
         # No suspect has its turn, for which all others would have to end.
-        await until(lambda: model.asked["39"])
-        assert model.running == ["wait"]
+        await until(lambda: model.asked["39"] and model.running == ["wait"])
         # Nothing of it is asked but what was in flight.
-        assert sum(name.startswith("d") for name in model.asked) == 32
+        assert sum(name.startswith("d") for name in model.asked) <= 32
         away["is"] = False
         model.gate.set()
         assert (await ended(client, other)).request_counts.completed == 39
