@@ -214,7 +214,8 @@ class OpenAIEndpoint:
 
 def _reason(error: Exception) -> str:
     # What a server sends instead of a response may have control characters.
-    return repr(str(error))[1:-1] or type(error).__name__
+    words = getattr(error, "strerror", None) or error
+    return repr(str(words))[1:-1] or type(error).__name__
 
 
 class _Opened(NamedTuple):

@@ -94,3 +94,10 @@ def test_a_busy_server_says_nothing_of_counts_in_streams() -> None:
         endpoint.ask(ask)
     assert endpoint.asked == 1
     assert "stream_options" in endpoint.curl(ask)
+
+
+def test_an_address_without_a_server_is_told_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(Gone, match=r"^no answer from .*: Connection refused"):
+        OpenAIEndpoint(f"http://127.0.0.1:{port}/v1", "m").ask(Ask("Hello"))
