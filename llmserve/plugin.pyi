@@ -35,6 +35,7 @@ from llmserve.builder.source_files import weight_files as weight_files
 from llmserve.client.tools.parts import ToolPart as ToolPart
 from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.contract.address import Address as Address
+from llmserve.contract.address import is_loopback as is_loopback
 from llmserve.demo import demo_model_path as demo_model_path
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError

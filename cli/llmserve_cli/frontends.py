@@ -63,6 +63,10 @@ class RequestedFrontends:
                 ) from None
             self._places.append((frontend, place))
 
+    def hosts(self) -> list[str]:
+        """Return where the frontends listen, once their places are chosen."""
+        return [place.host for _, place in self._places]
+
     @contextmanager
     def started(
         self,

@@ -24,6 +24,7 @@ from llmserve_cli.on_demand import (
     on_demand_options,
     take_on_demand,
 )
+from llmserve_cli.openness import host_of_triton, reach, refuse_unused
 from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.terminal import printable
@@ -57,7 +58,17 @@ RUNTIME = click.option(
 @NAME
 @SET
 @RUNTIME
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; Triton's own ports stay on loopback without --open-triton.",
+)
+@click.option(
+    "--open-triton",
+    is_flag=True,
+    help="Have Triton's own ports, which know no keys, listen on --host too.",
+)
 @click.option("--http-port", type=int, default=8000, show_default=True, help="0 for any free port.")
 @click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for any free port.")
 @click.option(
@@ -127,6 +138,8 @@ def serve(
     name: str | None,
     assignments: tuple[str, ...],
     models: tuple[str, ...],
+    host: str,
+    open_triton: bool,
     frontend_names: tuple[str, ...],
     frontend_host: str | None,
     frontend_port: int | None,
@@ -178,6 +191,7 @@ def serve(
     offered = offered_models(found, models, on_demand) if on_demand else []
     settings = ServerSettings(
         repository=repository,
+        host=host_of_triton(host, open_triton=open_triton),
         models=found.with_parts(models),
         renewable=True,
         partial=True,
@@ -191,7 +205,7 @@ def serve(
         frontend_port,
         Place(
             tritons=(Address("127.0.0.1:0"),),
-            host=frontend_host or settings.host,
+            host=frontend_host or host,
             port=0,
             grace=settings.grace,
             keys=keys and keys.absolute(),
@@ -201,7 +215,7 @@ def serve(
             batches=batches and batches.absolute(),
         ),
     )
-    settings, left_out = _checked(settings, found, frontends, on_demand)
+    settings, left_out = _checked(settings, found, frontends, on_demand, host)
     # Before the pinned models are loaded, which are part of it.
     on_demand = on_demand and limited(on_demand)
     # Imported only now, so that problems are reported in less than a second.
@@ -289,6 +303,7 @@ def _checked(
     repository: Repository,
     frontends: RequestedFrontends,
     on_demand: OnDemand | None,
+    host: str,
 ) -> tuple[ServerSettings, dict[str, str]]:
     """Complete the settings, and report all problems that would prevent a start, at once.
 
@@ -321,6 +336,7 @@ def _checked(
     problems += port_problems(settings)
     try:
         frontends.choose_places(settings.ports())
+        refuse_unused(host, [settings.host, *frontends.hosts()])
     except LLMServeError as error:
         problems.append(Problem.of(error))
     # For three ports of an unavailable address, one problem is enough.
@@ -378,6 +394,13 @@ def _without_broken(
     return replace(settings, models=rest), left_out, []
 
 
+def _lines_of(front: RunningFrontend) -> Iterator[str]:
+    open_to = reach(front.place.host, keys=front.place.keys is not None)
+    yield f"  {front.frontend.name:<8} {front.url}{open_to}"
+    if front.page_url:
+        yield f"  page     {front.page_url}{open_to}"
+
+
 def _summary(
     servers: Sequence[Server], frontends: Sequence[RunningFrontend], offered: Sequence[str]
 ) -> str:
@@ -386,13 +409,14 @@ def _summary(
     by_backend: dict[str, list[str]] = {}
     for model, backend in sorted(server.stand_ins().items()):
         by_backend.setdefault(backend, []).append(model)
+    open_to = reach(server.ports.host, keys=False)
     return "\n".join(
         [
             f"{server.runtime}, log in {server.log_file}",
-            *(f"  {front.frontend.name:<8} {front.url}" for front in frontends),
-            f"  http     {server.http_url}",
-            f"  grpc     {server.grpc_url}",
-            f"  metrics  {server.metrics_url}",
+            *(line for front in frontends for line in _lines_of(front)),
+            f"  http     {server.http_url}{open_to}",
+            f"  grpc     {server.grpc_url}{open_to}",
+            f"  metrics  {server.metrics_url}{open_to}",
             *(f"  replica  grpc {s.grpc_url}, log in {s.log_file}" for s in servers[1:]),
             *([f"  models   {', '.join(models)}"] if models else ()),
             *([f"  on demand: {', '.join(offered)}"] if offered else ()),

@@ -35,7 +35,8 @@ MODEL = {
 }
 SERVE = {
     "runtime": Key("text", "auto, embedded, binary or docker."),
-    "host": Key("text", "The address to listen on."),
+    "host": Key("text", "The address to listen on; Triton's own ports only with open_triton."),
+    "open_triton": Key("flag", "Whether Triton's own ports, which know no keys, listen there too."),
     "http_port": Key("whole", "Triton's HTTP port; 0 for any free one."),
     "grpc_port": Key("whole", "Triton's gRPC port; 0 for any free one."),
     "metrics_port": Key("whole", "The port of Triton's metrics; 0 for any free one."),

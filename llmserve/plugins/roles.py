@@ -210,6 +210,7 @@ class Frontend(Role):
     ``command`` returns the arguments of the Python interpreter that runs it, or refuses the place.
     The process listens on the place's port, and on SIGTERM finishes requests in flight within its
     grace period. ``scheme`` and ``path`` are those of the address that is shown to users.
+    ``page`` is the path of a page for people, if there is one.
     ``health`` is the path of an HTTP request that it always answers at once: ``serve`` restarts one
     that does not. A ``default`` frontend is started by every ``serve``, any other only if
     ``--frontend`` names it.
@@ -221,6 +222,7 @@ class Frontend(Role):
     scheme: str = "http"
     health: str = ""
     default: bool = False
+    page: str = ""
 
     def arguments(self, place: Place) -> list[str]:
         """Return the interpreter's arguments, checked."""

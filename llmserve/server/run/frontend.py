@@ -35,7 +35,17 @@ class RunningFrontend:
 
     @property
     def url(self) -> str:
-        return f"{self.frontend.scheme}://{self.place.host}:{self.place.port}{self.frontend.path}"
+        return self._url(self.frontend.path)
+
+    @property
+    def page_url(self) -> str:
+        """The address of its page for people; "" if it has none."""
+        return self._url(self.frontend.page) if self.frontend.page else ""
+
+    def _url(self, path: str) -> str:
+        host = _address(self.place)
+        host = f"[{host}]" if ":" in host else host
+        return f"{self.frontend.scheme}://{host}:{self.place.port}{path}"
 
     def stop(self, grace: float) -> None:
         """Stop it; requests in flight have ``grace`` seconds."""

@@ -55,6 +55,7 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
             command=_command,
             port=8080,
             path="/v1",
+            page="/",
             health="/livez",
             default=True,
         )

@@ -5,11 +5,10 @@ This module imports little, because ``serve`` runs the checks before it starts a
 
 from __future__ import annotations
 
-import ipaddress
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from llmserve.errors import UsageError
+from llmserve.plugin import is_loopback
 
 
 def refuse_open(host: str) -> None:
@@ -19,12 +18,6 @@ def refuse_open(host: str) -> None:
             f"{host} is reachable from other machines, and no API keys are configured",
             hint="create a key (llmserve key new NAME) and pass --keys FILE, or pass --no-auth",
         )
-
-
-def is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def check_collector(address: str) -> None:

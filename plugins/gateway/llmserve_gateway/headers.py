@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from llmserve_gateway.addresses import is_loopback
+from llmserve.plugin import is_loopback
 from llmserve_gateway.errors import ApiError
 
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]

@@ -19,7 +19,8 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmserve.errors import PortInUseError, ServerError, UsageError
-from llmserve_gateway.addresses import is_loopback, refuse_open
+from llmserve.plugin import is_loopback
+from llmserve_gateway.addresses import refuse_open
 from llmserve_gateway.app import make_app
 from llmserve_gateway.connections import Clocks, Connection, Connections, watched
 from llmserve_gateway.gateway import Gateway, Settings

@@ -18,8 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from llmserve.client import CALL_HEADERS
+from llmserve.plugin import is_loopback
 from llmserve.server import traces_url
-from llmserve_gateway.addresses import is_loopback
 from llmserve_gateway.fields import ParsedRequest
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.value_requests import ValueRequest

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from llmserve_cli import serve as serve_module
 from llmserve_cli.group import cli
+from llmserve_cli.openness import reach
 from llmserve_cli.servers import Running
 
 
@@ -35,12 +36,60 @@ def test_a_port_in_use_names_the_serve_that_runs_here(
 
 def test_what_is_loaded_on_demand_is_listed_with_the_addresses() -> None:
     server: Any = SimpleNamespace(
-        runtime="Triton", log_file="log", http_url="h", grpc_url="g", metrics_url="m", failures={},
-        models=dict, stand_ins=dict,
+        ports=SimpleNamespace(host="127.0.0.1"), runtime="Triton", log_file="log", http_url="h",
+        grpc_url="g", metrics_url="m", failures={}, models=dict, stand_ins=dict,
     )  # fmt: skip
     lines = serve_module._summary([server], [], ["a", "b"]).splitlines()
     assert lines[-2:] == ["  on demand: a, b", "Ctrl-C stops it."]
     assert not any(line.startswith("  models") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "no API keys are configured: create a key"),
+        (
+            ["--host", "0.0.0.0", "--frontend", "none"],
+            "nothing would listen on 0.0.0.0: no frontend does, and Triton's own ports stay on "
+            "127.0.0.1: --open-triton opens them there, without keys",
+        ),
+        (
+            ["--host", "0.0.0.0", "--frontend-host", "127.0.0.1"],
+            "nothing would listen on 0.0.0.0",
+        ),
+        (["--open-triton"], "--open-triton is for an address that others reach, and 127.0.0.1 is"),
+        (
+            ["--open-triton", "--frontend-host", "0.0.0.0", "--no-auth"],
+            "--open-triton is for an address that others reach, and 127.0.0.1 is",
+        ),
+    ],
+)
+def test_what_listens_on_an_open_address_is_asked_for(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("")
+    (version.parent / "config.pbtxt").write_text('backend: "python"')
+    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+    words = ["serve", str(tmp_path), *ports, "--port", "0", "--runtime", "embedded", *words]
+    assert message in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "words"),
+    [
+        ("127.0.0.1", True, ""),
+        ("localhost", False, ""),
+        ("0.0.0.0", True, "  on all addresses, with keys"),
+        ("0.0.0.0", False, "  on all addresses, without keys"),
+        ("::", True, "  on all addresses, with keys"),
+        ("192.0.2.7", False, "  open to others, without keys"),
+        ("models.example", True, "  open to others, with keys"),
+    ],
+)
+def test_the_list_says_who_reaches_an_address(host: str, keys: bool, words: str) -> None:
+    assert reach(host, keys=keys) == words
 
 
 @pytest.mark.parametrize(
