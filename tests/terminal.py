@@ -19,8 +19,8 @@ from types import TracebackType
 from llmserve.testing.command import LLMSERVE
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[>=])|\x08")
-_WAITS = "\x1b[?2004h"
-"""Asks the terminal to mark what is pasted, each time that a message can be typed."""
+_WAITS = re.compile(r"\x1b\[\?2004h(\x1b\[\?1l)?\x1b\[\?25l")
+"""Asks the terminal to mark what is pasted and begins to draw: a message can be typed."""
 ENTER, CTRL_C, CTRL_D, CTRL_J = "\r", "\x03", "\x04", "\n"
 
 
@@ -97,7 +97,7 @@ class Terminal:
     def say(self, text: str, *keys: str) -> None:
         """Type a message when it waits for one."""
         deadline = time.monotonic() + 60
-        while self._raw.count(_WAITS) == self._prompts:
+        while len(_WAITS.findall(self._raw)) == self._prompts:
             self._is_not_over(not self._reading.is_alive(), deadline)
             time.sleep(0.02)
         self._prompts += 1

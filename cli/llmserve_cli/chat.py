@@ -23,7 +23,7 @@ from llmserve_cli.interrupts import (
 )
 from llmserve_cli.options import request_option
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
-from llmserve_cli.terminal import echo_answer, printable, without_control_echo
+from llmserve_cli.terminal import echo_answer, printable, typing_kept
 from llmserve_cli.wrapping import WordWrap
 
 PROMPT = ">>> "
@@ -109,6 +109,14 @@ def converse(conversation: Conversation, check: Callable[[], None] = lambda: Non
     """Have a conversation until the user ends it."""
     with while_importing():
         read = _reader()
+    # All the time, for what is typed between an answer and the next prompt is kept as well.
+    with typing_kept():
+        _take_turns(conversation, read, check)
+
+
+def _take_turns(
+    conversation: Conversation, read: Callable[[], str], check: Callable[[], None]
+) -> None:
     note(f"{conversation.model}: /help shows what can be typed, Ctrl-D ends it")
     has_template = True
     while True:
@@ -154,7 +162,7 @@ def _answer(conversation: Conversation, text: str) -> None:
     stopped = ""
     wrap = WordWrap(show, lambda: shutil.get_terminal_size().columns, get_cwidth)
     try:
-        with without_control_echo(), stoppable(), closing(conversation.ask(text)) as pieces:
+        with typing_kept(), stoppable(), closing(conversation.ask(text)) as pieces:
             for piece in pieces:
                 wrap.write(printable(piece))
     except KeyboardInterrupt:

@@ -16,6 +16,8 @@ import click
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, and halves of characters, which no stream takes."""
+_MARK_PASTED, _MARK_NOTHING = "\x1b[?2004h", "\x1b[?2004l"
+"""Ask the terminal to mark what is pasted, so that its lines stay together, and no longer to."""
 _MIN_LAST_COLUMN = 24
 """Below this width, the last column of a table is not readable."""
 
@@ -30,8 +32,11 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def without_control_echo() -> Iterator[None]:
-    """Keep a terminal from showing a typed Ctrl-C as ^C in the middle of an answer."""
+def typing_kept() -> Iterator[None]:
+    """Leave what is typed to whoever reads next: nothing of it, nor a Ctrl-C, is shown meanwhile.
+
+    An Enter stays the key that it is, and does not become the end of a line.
+    """
     import termios
 
     try:
@@ -40,12 +45,25 @@ def without_control_echo() -> Iterator[None]:
         yield
         return
     modes = [*before]
-    modes[3] &= ~termios.ECHOCTL
+    modes[0] &= ~termios.ICRNL
+    modes[3] &= ~(termios.ECHO | termios.ECHOCTL | termios.ICANON)
+    # A Ctrl-C that stops an answer does not discard the message that was typed before it.
+    modes[3] |= termios.NOFLSH
     try:
         _set_modes(modes)
+        if sys.stdout.isatty():
+            _write(_MARK_PASTED)
         yield
     finally:
+        if sys.stdout.isatty():
+            _write(_MARK_NOTHING)
         _set_modes(before)
+
+
+def _write(sequence: str) -> None:
+    with suppress(OSError):
+        sys.stdout.write(sequence)
+        sys.stdout.flush()
 
 
 def _set_modes(modes: list[Any]) -> None:

@@ -256,6 +256,42 @@ def test_a_conversation_in_a_terminal(scripted: ScriptedTriton, url: str) -> Non
     assert len(asked[-1][-2]["content"]) < 200
 
 
+def test_what_is_typed_during_an_answer_waits_for_the_next_turn(
+    scripted: ScriptedTriton, url: str
+) -> None:
+    """Nothing of it is shown in the answer; an Enter ends a message as it does elsewhere."""
+    scripted.pieces, scripted.gap = [f"slow{number} " for number in range(20)], 0.05
+    with Terminal("chat", "m", "--url", url) as terminal:
+        terminal.say("one")
+        terminal.wait_for("slow1 ")
+        terminal.type("typed mean", "while\r", pasted("a page\nof text"), "\r", "and half")
+        shown = terminal.wait_for(r"\[20 tokens, .* s\]\n")
+        assert "typed" not in shown
+        assert "half" not in shown
+        assert [int(number) for number in re.findall(r"slow(\d+)", shown)] == list(range(2, 20))
+        terminal.wait_for(">>> ?typed meanwhile\n")
+        assert "page" not in terminal.wait_for(r"\[20 tokens, .* s\]\n")
+        terminal.wait_for("of text\n")
+        terminal.wait_for(r"\[20 tokens, .* s\]\n")
+        # What had no Enter is there to be gone on with, and not sent.
+        terminal.wait_for(">>> ?and half")
+        assert len(scripted.messages) == 3
+        terminal.type(" a message\r")
+        terminal.wait_for("slow1 ")
+        # A message that is typed is not lost with the answer that is stopped.
+        terminal.type("kept", CTRL_C)
+        terminal.wait_for(r"\[stopped, \d+ tokens.*\n")
+        terminal.wait_for(">>> ?kept")
+        terminal.type(CTRL_C, CTRL_D)
+        terminal.ends(0)
+    assert [json.loads(sent)[-1]["content"] for sent in scripted.messages] == [
+        "one",
+        "typed meanwhile",
+        "a page\nof text",
+        "and half a message",
+    ]
+
+
 def test_an_answer_is_stopped_before_its_first_word(scripted: ScriptedTriton, url: str) -> None:
     scripted.first = 30.0
     with Terminal("chat", "m", "--url", url) as terminal:

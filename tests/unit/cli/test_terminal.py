@@ -12,11 +12,11 @@ from contextlib import closing
 
 import pytest
 
-from llmserve_cli.terminal import printable, without_control_echo
+from llmserve_cli.terminal import printable, typing_kept
 
 JOB = """
 import os, signal, sys, termios
-from llmserve_cli.terminal import without_control_echo
+from llmserve_cli.terminal import typing_kept
 
 def shows_control():
     return bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
@@ -28,7 +28,7 @@ if not (job := os.fork()):
     os.tcsetpgrp(0, os.getpid())
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     try:
-        with without_control_echo():
+        with typing_kept():
             print(shows_control(), flush=True)
             if sys.argv[1] == "background":
                 os.tcsetpgrp(0, os.getppid())
@@ -67,7 +67,7 @@ def test_a_terminal_that_is_gone_hides_no_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(termios, "tcgetattr", lambda _: [0, 0, 0, termios.ECHOCTL])
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     monkeypatch.setattr(termios, "tcsetattr", gone)
-    with pytest.raises(KeyboardInterrupt), without_control_echo():
+    with pytest.raises(KeyboardInterrupt), typing_kept():
         raise KeyboardInterrupt
 
 
