@@ -259,16 +259,16 @@ def test_a_conversation_in_a_terminal(scripted: ScriptedTriton, url: str) -> Non
 def test_what_is_typed_during_an_answer_waits_for_the_next_turn(
     scripted: ScriptedTriton, url: str
 ) -> None:
-    """Nothing of it is shown in the answer; an Enter ends a message as it does elsewhere."""
+    """Nothing of it is answer in the answer; an Enter ends a message as it does elsewhere."""
     scripted.pieces, scripted.gap = [f"slow{number} " for number in range(20)], 0.05
     with Terminal("chat", "m", "--url", url) as terminal:
         terminal.say("one")
         terminal.wait_for("slow1 ")
         terminal.type("typed mean", "while\r", pasted("a page\nof text"), "\r", "and half")
-        shown = terminal.wait_for(r"\[20 tokens, .* s\]\n")
-        assert "typed" not in shown
-        assert "half" not in shown
-        assert [int(number) for number in re.findall(r"slow(\d+)", shown)] == list(range(2, 20))
+        answer = terminal.wait_for(r"\[20 tokens, .* s\]\n")
+        assert "typed" not in answer
+        assert "half" not in answer
+        assert [int(number) for number in re.findall(r"slow(\d+)", answer)] == list(range(2, 20))
         terminal.wait_for(">>> ?typed meanwhile\n")
         assert "page" not in terminal.wait_for(r"\[20 tokens, .* s\]\n")
         terminal.wait_for("of text\n")
