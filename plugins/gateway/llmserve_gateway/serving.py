@@ -93,6 +93,18 @@ def _bind(listening: Listening) -> socket.socket:
     return listener
 
 
+class _Http(HttpToolsProtocol):
+    """A protocol to which what comes behind a body is no header; uvicorn's (0.54) adds it.
+
+    A proxy in front passes it on without a look, or drops it: none of it may be a key.
+    """
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        # Those of the request have been handed over, and nobody reads these.
+        self.headers = []
+
+
 class _Server(uvicorn.Server):
     """A server that leaves signals to us; uvicorn would close its listener at once.
 
@@ -131,7 +143,7 @@ async def _serve(
     gateway: Gateway = app.state.gateway
     limits = settings.limits
     limit = limits.max_requests + limits.max_queue + listening.spare_connections
-    connections = Connections(limit, listening.clocks, HttpToolsProtocol)
+    connections = Connections(limit, listening.clocks, _Http)
     server = _server(app, listening, connections)
     watching = asyncio.ensure_future(connections.watch())
     serving = asyncio.ensure_future(server.serve(sockets=[] if tls else [listener]))

@@ -304,6 +304,16 @@ def test_what_comes_behind_a_body_is_bounded() -> None:
         assert ask(port, head + pieces + body + b"0\r\n\r\n" + LIVE).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("name", [b"authorization: Bearer ", b"x-api-key: "])
+def test_what_comes_behind_a_body_is_no_header(tmp_path: Path, name: bytes) -> None:
+    key = name + new_key(tmp_path / "keys", "me").encode() + b"\r\n"
+    line = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    body = b"\r\n2\r\n{}\r\n0\r\n"
+    with gateway_command("--keys", str(tmp_path / "keys")) as port:
+        for sent, status in ((line + body + key, 401), (line + key + body, 400)):
+            assert ask(port, sent + b"\r\n").startswith(b"HTTP/1.1 %d" % status)
+
+
 @pytest.mark.long
 def test_a_client_that_reads_no_responses_is_disconnected() -> None:
     with gateway_process("unread_seconds=1") as (_, port), socket.socket() as idle:
