@@ -25,6 +25,7 @@ from llmserve_cli.building import (
 )
 from llmserve_cli.completion import model_sources
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
+from llmserve_cli.servers import find_servers
 
 if TYPE_CHECKING:
     from llmserve.builder.plan import BuildResult
@@ -175,7 +176,16 @@ def _build_config(ctx: click.Context, path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path} has no model", hint="add [models.NAME] with its source")
     for stored in build_file(file, force=force):
         click.echo(stored.model.folder)
-    click.echo(f"next: llmserve serve --config {shlex.quote(str(path))}", err=True)
+    start = f"llmserve serve --config {shlex.quote(str(path))}"
+    _print_step(file.repository, [*file.models], start)
+
+
+def _print_step(repository: Path, built: Sequence[str], start: str) -> None:
+    """Print what to do now: a server that has this repository is not started again."""
+    if running := find_servers(repository=repository):
+        steps = " && ".join(f"llmserve reload {name}" for name in built)
+        start = f"{steps}, in the server {running[0].url} that runs"
+    click.echo(f"next: {start}", err=True)
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
@@ -215,7 +225,7 @@ def _print_next(result: BuildResult, verbose: bool) -> None:
         click.echo(
             "note: trust_remote_code is on: the model runs Python code that ships with it", err=True
         )
-    click.echo(f"next: llmserve serve{argument}", err=True)
+    _print_step(result.repository, [result.name], f"llmserve serve{argument}")
     if verbose:
         client = result.folder / "client.py"
         asked = [

@@ -23,7 +23,9 @@ _WELL = ("ready", "unloaded")
 def status(as_json: bool, url: str | None, repository: Path | None) -> None:
     """Show the state of served models.
 
-    It fails if a model is not ready or no server is running.
+    It says what each model is, how much of the disk it takes, and how many tokens of prompt and
+    answer it takes. Models of the repository that are not loaded are listed as well. It fails if
+    a model is not ready or no server is running.
 
     \b
     llmserve status
@@ -32,15 +34,18 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
     servers = find_servers(url, repository)
     if not servers:
         raise none_runs(url, repository)
+    from llmserve_cli.described import described
+
+    reports = [described(server) for server in servers]
     if as_json:
-        print_json({"servers": [server.status for server in servers]})
+        print_json({"servers": reports})
     else:
-        for server in servers:
+        for server, report in zip(servers, reports, strict=True):
             log = server.status.get("log")
             words = [server.status.get("runtime"), server.state, server.status.get("repository")]
             words += [f"log in {log}"] if log else []
             click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
-            print_table(_table(server.status))
+            print_table(_table(report))
     items = [item for server in servers for item in _items(server.status)]
     not_ready = [item["name"] for item in items if item["state"] not in _WELL]
     not_ready += [server.process() for server in servers if server.is_silent]
@@ -94,23 +99,31 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
 
 
 def _table(server: dict[str, Any]) -> list[list[str]]:
-    """Return the rows that show a server; with sizes, if it loads its models on demand."""
+    """Return the rows that show a server; with memory, if it loads its models on demand."""
     on_demand = bool(server.get("on_demand"))
-    sizes = ["MEMORY"] if on_demand else []
-    rows = [["", "STATE", *sizes, "RESTARTS", ""]]
+    memory = ["MEMORY"] if on_demand else []
+    rows = [["", "STATE", "PLUGIN", "SIZE", *memory, "CONTEXT", "RESTARTS", ""]]
     for item in _items(server):
         note = item["why"] or item.get("failing") or item.get("note") or item.get("url", "")
         notes = [*(["pinned"] if item.get("pinned") else []), *([note] if note else [])]
-        sizes = [size_in_words(item["size"]) if item.get("loaded") else ""] if on_demand else []
-        rows.append([item["name"], item["state"], *sizes, str(item["restarts"]), ", ".join(notes)])
+        disk = size_in_words(item["disk"]) if item.get("disk") else ""
+        memory = [size_in_words(item["size"]) if item.get("loaded") else ""] if on_demand else []
+        rows.append([
+            item["name"], item["state"], item.get("plugin") or "", disk, *memory,
+            str(item.get("context") or ""), str(item["restarts"]), ", ".join(notes),
+        ])  # fmt: skip
     return rows
 
 
 def _items(server: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the models and frontends of a server; models of replicas have a replica number."""
+    replicas = server.get("replicas", ())
+    known = {model["name"]: model for model in server["models"]}
     models = [
-        {**model, "name": f"{model['name']} ({number})"}
-        for number, replica in enumerate(server.get("replicas", ()), start=1)
+        {**known[model["name"]], **model, "name": f"{model['name']} ({number})"}
+        for number, replica in enumerate(replicas, start=1)
         for model in replica["models"]
     ]
-    return [*(models or server["models"]), *server["frontends"]]
+    served = {model["name"] for replica in replicas for model in replica["models"]}
+    others = [model for name, model in known.items() if name not in served]
+    return [*models, *others, *server["frontends"]]

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
+from llmserve.names import is_model_name
 
 URL = click.option(
     "--url", envvar="LLMSERVE_URL", help="gRPC address, to select a server (or LLMSERVE_URL)."
@@ -73,6 +74,23 @@ class Running:
     def serves(self, model: str, repository: Path) -> bool:
         return self.repository == repository.resolve() and model in self.models
 
+    def has_built(self, model: str) -> bool:
+        """Whether its repository has a model, be it loaded or not."""
+        return is_model_name(model) and (self.repository / model / "config.pbtxt").is_file()
+
+    def refuse_unloaded(self, model: str) -> None:
+        """Raise if it could answer for a model, and has not loaded it."""
+        state = self.models.get(model)
+        if state != "unloaded" and (state is not None or not self.has_built(model)):
+            return
+        words = (
+            "its OpenAI API loads it on demand, or" if self.status.get("on_demand") else "load it:"
+        )
+        raise ModelNotReadyError(
+            f"{model!r} is not loaded in the server {self.url}",
+            hint=f"{words} llmserve reload {model}",
+        )
+
     def has_url(self, url: str) -> bool:
         return url in (self.url, *(replica["url"] for replica in self.status.get("replicas", ())))
 
@@ -122,7 +140,11 @@ def choose(servers: Sequence[Running], model: str) -> Running:
     def of_this_folder(server: Running) -> bool:
         return server.repository in (here, here / REPOSITORY_FOLDER)
 
-    tests: list[Callable[[Running], bool]] = [lambda server: model in server.models, of_this_folder]
+    tests: list[Callable[[Running], bool]] = [
+        lambda server: model in server.models,
+        lambda server: server.has_built(model),
+        of_this_folder,
+    ]
     for test in tests:
         servers = [server for server in servers if test(server)] or servers
     if len(servers) > 1:
@@ -150,4 +172,5 @@ def url_for(model: str, url: str | None, repository: Path | None) -> str | None:
             f"the server {server} is {server.state}",
             hint="wait until `llmserve status` shows ready",
         )
+    server.refuse_unloaded(model)
     return server.url

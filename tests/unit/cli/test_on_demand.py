@@ -141,14 +141,15 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
 
 
 def test_status_has_a_column_for_memory() -> None:
-    base = {"why": "", "restarts": 0}
+    base = {"why": "", "restarts": 0, "plugin": "hf", "disk": 9_000_000}
+    loaded = {"state": "ready", "loaded": True, "size": 88_000_000, "pinned": True, "context": 512}
     models = [
-        {"name": "a", "state": "ready", "loaded": True, "size": 88_000_000, "pinned": True, **base},
+        {"name": "a", **loaded, **base},
         {"name": "b", "state": "unloaded", "loaded": False, "size": 7, "pinned": False, **base},
     ]
     server = {"on_demand": True, "models": models, "frontends": []}
     assert _table(server) == [
-        ["", "STATE", "MEMORY", "RESTARTS", ""],
-        ["a", "ready", "88 MB", "0", "pinned"],
-        ["b", "unloaded", "", "0", ""],
+        ["", "STATE", "PLUGIN", "SIZE", "MEMORY", "CONTEXT", "RESTARTS", ""],
+        ["a", "ready", "hf", "9 MB", "88 MB", "512", "0", "pinned"],
+        ["b", "unloaded", "hf", "9 MB", "", "", "0", ""],
     ]

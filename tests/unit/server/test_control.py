@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import llmserve
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -165,6 +168,42 @@ def test_a_query_finds_the_server_that_runs(
     assert run("query", "m", "Hi").stdout == "cut off\n"
     assert scripted.prompts == ["Hi"]
     assert run("status").stdout.startswith(f"{url}  Triton, ready, {tmp_path}\n")
+
+
+def test_status_says_what_the_models_are_and_which_are_not_loaded(
+    serving: Callable[..., Fake], tmp_path: Path
+) -> None:
+    scripted = ScriptedTriton(models={"m": "unary"}, pieces=['{"context_length": 512}'])
+    folder = tmp_path / "models"
+    for name in ("m", "n"):
+        llmserve.build("hf", "demo", name=name, output=folder)
+    with scripted.serving() as url:
+        serving(url, folder, "m")
+        lines = run("status").stdout.splitlines()[1:]
+        (server,) = json.loads(run("status", "--json").stdout)["servers"]
+        assert str(refused("query", "n", "Hi")) == (
+            f"'n' is not loaded in the server {url}: load it: llmserve reload n"
+        )
+        # A server that has its files is meant, though another one runs here.
+        serving("127.0.0.1:1", tmp_path / "other", "o")
+        assert "not loaded in the server" in str(refused("query", "n", "Hi"))
+    size = r"\d[.\d]* MB"
+    assert lines[0].split() == ["STATE", "PLUGIN", "SIZE", "CONTEXT", "RESTARTS"]
+    assert re.fullmatch(rf"m +ready +hf +{size} +512 +0", lines[1])
+    assert re.fullmatch(rf"n +unloaded +hf +{size} +0 +llmserve reload n loads it", lines[2])
+    by_name = {model["name"]: model for model in server["models"]}
+    assert by_name["m"]["disk"] > 1_000_000
+    assert (by_name["m"]["context"], by_name["n"]["context"]) == (512, None)
+
+
+def test_after_a_build_the_next_step_is_for_the_server_that_runs(
+    serving: Callable[..., Fake], tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    words = ["build", "--plugin", "hf", "--model", "demo", "--output", str(folder), "--force"]
+    assert run(*words).stderr == f"next: llmserve serve {folder}\n"
+    serving("127.0.0.1:1", folder, "other")
+    assert run(*words).stderr == "next: llmserve reload demo, in the server 127.0.0.1:1 that runs\n"
 
 
 def test_without_a_server_the_usual_address_is_tried(
