@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from llmserve.client.model import ModelInfo
-from llmserve.client.tools.json_calls import Arguments, Json
+from llmserve.client.tools.json_calls import Arguments, FormedCalls, Json
 from llmserve.client.tools.parts import NewReader, ToolNames, ToolReader
 from llmserve.client.tools.prompt import needs_tools, with_tools_in_messages
 from llmserve.client.tools.request import Tools, ToolsError
@@ -100,7 +100,7 @@ class ToolFormats:
             return None
         template = await self._template_of(info)
         thinking = self._thinking_parser(info.name, template)
-        calls = self._new_reader_of_calls(info, tools, template)
+        calls = self._new_reader_of_calls(info, tools, template, options)
         if thinking is None:
             return calls
         begun = await self._begun(info, thinking, options.get(_KWARGS) or {})
@@ -116,7 +116,11 @@ class ToolFormats:
         return new_reader
 
     def _new_reader_of_calls(
-        self, info: ModelInfo, tools: Tools | None, template: str | None
+        self,
+        info: ModelInfo,
+        tools: Tools | None,
+        template: str | None,
+        options: Mapping[str, Any],
     ) -> NewReader | None:
         if tools is None:
             return None
@@ -129,8 +133,10 @@ class ToolFormats:
                     "tool_choice",
                 )
             return partial(Arguments if tools.named else Json, names)
-        reader = self._calls_parser(info, template).reader
-        native = self._native_parser(info, template)
+        parser = self._calls_parser(info, template)
+        if CALL_SCHEMA in options and not parser.json_calls:
+            return partial(FormedCalls, parser.opens, names)
+        reader, native = parser.reader, self._native_parser(info, template)
         return (
             partial(reader, names)
             if native is None
@@ -195,15 +201,17 @@ class ToolFormats:
     ) -> dict[str, Any]:
         parser = self._calls_parser(info, template)
         constrains = "json_schema" in info.inputs
-        if forms and not (parser.opens and constrains and info.made_by_llmserve):
+        # One that finds the thinking as well reads calls in no other form than its own.
+        formed = parser.opens and (parser.json_calls or not parser.thinking)
+        if forms and not (formed and constrains and info.made_by_llmserve):
             raise ToolsError(
                 f"tools cannot be combined with constrained answers ({forms[0]}) by {info.name!r}",
                 hint="leave out one",
             )
-        marks: dict[str, Any] = {CALL_MARKS: list(parser.opens)} if forms else {}
-        if tools.strict and parser.json_calls and constrains:
-            marks = {CALL_MARKS: list(parser.opens), CALL_SCHEMA: tools.schema_of_call()}
-        return marks
+        # A broken call would be content, and so an answer that is not in its form.
+        if not forms and not (tools.strict and parser.json_calls and constrains):
+            return {}
+        return {CALL_MARKS: list(parser.opens), CALL_SCHEMA: tools.schema_of_call()}
 
     async def _begun(self, info: ModelInfo, parser: ToolParser, kwargs: Mapping[str, Any]) -> str:
         """Return what the prompt has of the answer already, from the first mark of thinking on."""

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.client.tools.python_calls import PythonReader
-from llmserve.client.tools.reading import WORD, Parsing, Reader, as_json, parse_json
+from llmserve.client.tools.reading import (
+    WORD,
+    Parsing,
+    Reader,
+    as_json,
+    parse_json,
+    partial_length,
+)
 
 # These bars are wider than the ASCII character.
 DEEPSEEK = "<\uff5ctool▁{}\uff5c>"
@@ -33,6 +40,32 @@ class MarkedCalls(Reader):
         while mark := (yield from self._emit_until(*self._marks)):
             if (yield from self._read_calls(",", ";")):
                 yield from self._drop(*self._marks[mark])
+
+
+class FormedCalls(Reader):
+    """Calls that are constrained to JSON after a family's own mark, whatever the family writes.
+
+    What follows a call is what the family ends one with, and no content.
+    """
+
+    def __init__(self, marks: tuple[str, ...], names: frozenset[str]) -> None:
+        super().__init__(names)
+        self._marks = marks
+
+    def parse(self) -> Parsing[None]:
+        while (yield from self._emit_until(*self._marks)):
+            if (yield from self._read_calls()):
+                yield from self._skip_until(*self._marks)
+
+    def _skip_until(self, *marks: str) -> Parsing[None]:
+        """Forget what comes before the next mark."""
+        while not self._ended and not any(mark in self._buffer for mark in marks):
+            self._take(len(self._buffer) - max(partial_length(self._buffer, m) for m in marks))
+            self._source = ""
+            yield
+        places = [at for mark in marks if (at := self._buffer.find(mark)) >= 0]
+        self._take(min(places, default=len(self._buffer)))
+        self._source = ""
 
 
 @dataclass(frozen=True)

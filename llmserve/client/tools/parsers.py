@@ -187,6 +187,7 @@ PARSERS = [
         suits=_having(30, "<|START_ACTION|>"),
         thinking=("<|START_THINKING|>", "<|END_THINKING|>"),
         opens=("<|START_ACTION|>",),
+        json_calls=True,
     ),
     ToolParser(
         name="harmony",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -367,6 +368,8 @@ def test_tools_and_a_form_go_together_where_calls_begin_with_a_mark() -> None:
     form = {"json_schema": "{}"}
     options = place("{{ tools }}<tool_call>", info(*FULL), [tool], **form)
     assert (options["call_marks"], options["json_schema"]) == (["<tool_call>"], "{}")
+    # A broken call would be neither an answer in the form nor a call.
+    assert json.loads(options["call_schema"])["$defs"]["0"] == {"type": "object"}
     for template, inputs in (
         ("{{ tools }}<|python_tag|>", FULL),
         ("{{ tools }}<tool_call>", FULL[:3]),
@@ -380,6 +383,28 @@ def test_tools_and_a_form_go_together_where_calls_begin_with_a_mark() -> None:
     # Without constraints, or in a form that is no JSON, the model is trusted.
     assert "call_schema" not in place("{{ tools }}<tool_call>", info(*FULL[:3]), [strict])
     assert "call_schema" not in place("{{ tools }}<arg_key>", info(*FULL), [strict])
+
+
+@pytest.mark.parametrize("parser", [p for p in PARSERS if p.opens], ids=lambda parser: parser.name)
+def test_a_call_beside_a_form_is_json_after_the_mark_of_any_family(parser: ToolParser) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}
+    formats = Prompts("{{ tools }}").formats(parser.name)
+    tools = Tools.of({**HELLO, "tools": [tool]})
+    assert tools is not None
+    asked = tools.options({**HELLO, "json_schema": "{}"})
+    options = asyncio.run(formats.place(info(*FULL), asked, tools))
+    assert options["call_marks"] == list(parser.opens)
+    call, end = '{"name": "add", "arguments": {"a": 1}}', "</what families end one with>"
+    reader = asyncio.run(formats.readers(info(*FULL), tools, options))
+    assert reader is not None
+    for mark in parser.opens:
+        for text in (f"{mark}{call}", f"{mark}\n[{call}, {call}]", f"{mark}{call}\n{mark}{call}"):
+            found = read_calls(reader(), Completion(text + ("" if parser.json_calls else end)))
+            assert [each.name for each in found.tool_calls] == ["add"] * text.count("add")
+            assert found.text == ""
+        # One that is cut short is content, as ever.
+        found = read_calls(reader(), Completion(f"{mark}{call[:-1]}", "length"))
+        assert not found.tool_calls
 
 
 def test_a_parser_says_what_it_finds() -> None:

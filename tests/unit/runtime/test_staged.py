@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import llmserve.demo
+from llmserve.client import (
+    Completion,
+    ModelInfo,
+    TensorInfo,
+    ToolFormats,
+    Tools,
+    read_calls,
+)
 from llmserve.runtime import Generation, Sampler, TransformersTokenizer
 from llmserve.runtime.answer.params import read_params
 from llmserve.runtime.answer.text_formatter import TextFormatter
@@ -178,6 +187,43 @@ def test_a_call_has_its_own_form_and_the_text_around_it_none(model: Model) -> No
                 calls += 1
     assert calls > 5
     assert texts
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder"])
+def test_an_answer_with_a_form_and_tools_is_in_the_form_or_a_call(
+    model: Model, family: str
+) -> None:
+    function = {"name": "add", "parameters": {"type": "object", "properties": {}}}
+    request = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    tools = Tools.of(request)
+    assert tools is not None
+    inputs = {name: TensorInfo(name, "BYTES", (1,)) for name in ("text_input", "json_schema")}
+    info = ModelInfo("m", "stream", True, None, inputs, {}, made_by_llmserve="1")
+
+    async def template(name: str) -> str:
+        return "{{ tools }}"
+
+    formats = ToolFormats(template, parsers=[family])
+    asked = tools.options({**request, **FORM})
+    options = asyncio.run(formats.place(info, asked, tools))
+    new_reader = asyncio.run(formats.readers(info, tools, options))
+    assert new_reader is not None
+    sent = {name: options[name] for name in ("json_schema", "call_marks", "call_schema")}
+    called = formed = 0
+    for seed in seeds(60):
+        generation = model.answer("Tell me", sent, seed)
+        answer = read_calls(new_reader(), Completion(generation.text, generation.finish_reason))
+        if answer.finish_reason == "length":
+            continue
+        assert answer.tool_calls or fits(answer.text, SCHEMA), generation.text
+        assert all(type(json.loads(call.arguments)) is dict for call in answer.tool_calls)
+        called, formed = called + bool(answer.tool_calls), formed + (not answer.tool_calls)
+    assert formed
+    # Marks of many tokens leave random text too few of them to end its call.
+    assert called or len(model.tokenizer.encode(MARKS[2], special=False)) > 1
 
 
 @settings(max_examples=6, deadline=None)
