@@ -11,23 +11,50 @@ from llmserve.errors import UsageError
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 _GGUF = ".gguf"
+_FEW = 12
+"""How many names an error lists at most."""
+_LIKENESS = 0.65
+"""Below it, words share letters by chance, as ``max_model_len`` and ``max_tokens`` do."""
 
 
 def near(name: str, candidates: Iterable[str]) -> str:
-    """Suggest the closest candidates, or list all of them if none is close.
+    """Suggest the closest candidates; if none is close, list them.
 
     >>> near("itertive", ["hf", "iterative"])
     "did you mean 'iterative'?"
     >>> near("x", ["hf", "iterative"])
     'choose one of hf, iterative'
     """
+    names = sorted(candidates)
+    if close := closest(name, names):
+        return "did you mean " + " or ".join(repr(match) for match in close) + "?"
+    others = f" and {len(names) - _FEW} others" if len(names) > _FEW else ""
+    return f"choose one of {', '.join(names[:_FEW])}{others}" if names else "none is available"
+
+
+def near_or_in(name: str, candidates: Iterable[str], place: str) -> str:
+    """Suggest the closest candidates; if none is close and they are many, say where they are.
+
+    >>> near_or_in("--x", [f"--y{number}" for number in range(20)], "llmserve serve --help")
+    'see llmserve serve --help'
+    """
+    names = list(candidates)
+    many = len(names) > _FEW and not closest(name, names)
+    return f"see {place}" if many else near(name, names)
+
+
+def closest(name: str, candidates: Iterable[str]) -> list[str]:
+    """Return the two closest candidates that a name may be misspelt from.
+
+    >>> closest("--runtme", ["--runtime", "--name"]), closest("--max-model-len", ["--max-tokens"])
+    (['--runtime'], [])
+    """
     import difflib
 
-    names = sorted(candidates)
-    close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
-    if close:
-        return "did you mean " + " or ".join(repr(match) for match in close) + "?"
-    return f"choose one of {', '.join(names)}" if names else "none is available"
+    # What options begin with is no likeness.
+    plain = {candidate.lstrip("-"): candidate for candidate in candidates}
+    found = difflib.get_close_matches(name.lstrip("-"), plain, n=2, cutoff=_LIKENESS)
+    return [plain[match] for match in found]
 
 
 def normal(distribution: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from llmserve import __version__
-from llmserve_cli import absent, commands, interrupts
+from llmserve_cli import absent, commands, habits, interrupts
 from llmserve_cli.usage import Group
 
 SECTIONS = ("Serve", "Measure", "Extend")
@@ -70,6 +70,7 @@ class Commands(Group):
             module, _, name = path.partition(":")
             loaded = getattr(import_module(module), name)
             loaded.llmserve_section = command.llmserve_section
+            loaded.epilog = loaded.epilog or habits.of_options(cmd_name)
             command = self.commands[cmd_name] = loaded
         return command  # type: ignore[no-any-return]
 
@@ -77,7 +78,13 @@ class Commands(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line, or name the package to install for it."""
+        if args[0] in habits.COMMANDS:
+            # A command of a plugin goes before a habit.
+            self._add_plugins()
+        args = habits.translated(args, known=self.commands)
         self._command = args[0]
+        if words := habits.advice(args[0]):
+            raise click.UsageError(f"no command is called {args[0]!r}: {words}")
         if args[0] in absent.COMMANDS and self.get_command(ctx, args[0]) is None:
             package = absent.COMMANDS[args[0]]
             raise click.UsageError(f"{args[0]} {absent.comes_with(package)}")
@@ -128,6 +135,7 @@ def _translated_errors() -> Iterator[None]:
 
 @click.group(
     cls=Commands,
+    epilog=habits.of_commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="llmserve %(version)s")

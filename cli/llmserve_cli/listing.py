@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmserve.errors import ConfigError
+from llmserve.names import near
+from llmserve_cli.completion import built_models
 from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
 from llmserve_cli.terminal import print_json, print_table, size_in_words
 
 if TYPE_CHECKING:
     from llmserve.builder.store import StoredModel
     from llmserve.repository.repository import Model, Repository
+
+NONE = "llmserve run MODEL builds one"
 
 
 @dataclass(frozen=True)
@@ -37,17 +42,18 @@ class Entry:
 
 
 @click.command("list")
+@click.argument("model", required=False, shell_complete=built_models)
 @click.option(
     "--repository",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="List the models of this repository instead.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def list_models(repository: Path | None, as_json: bool) -> None:
+def list_models(model: str | None, repository: Path | None, as_json: bool) -> None:
     """List the models that are built.
 
-    They are those that `llmserve run` and `llmserve serve MODEL` keep in LLMSERVE_HOME, and those
-    of model_repository in the current folder.
+    With a name, only those of that name. They are those that `llmserve run` and `llmserve serve
+    MODEL` keep in LLMSERVE_HOME, and those of model_repository in the current folder.
 
     \b
     llmserve list
@@ -64,6 +70,16 @@ def list_models(repository: Path | None, as_json: bool) -> None:
         groups[str(store.models_folder)] = [_entry_of_kept(each, servers) for each in kept]
     folder = repository or REPOSITORY_FOLDER
     groups[str(folder)] = list(_entries(Repository.open(folder), servers))
+    if model is not None:
+        names = {entry.name for group in groups.values() for entry in group}
+        groups = {
+            place: [entry for entry in group if entry.name == model]
+            for place, group in groups.items()
+        }
+        if not any(groups.values()):
+            raise ConfigError(
+                f"no model {model!r} is built", hint=near(model, names) if names else NONE
+            )
     entries = [entry for group in groups.values() for entry in group]
     if as_json:
         print_json([asdict(entry) for entry in entries])
@@ -74,7 +90,7 @@ def list_models(repository: Path | None, as_json: bool) -> None:
             print_table([["NAME", "PLUGIN", "SIZE", "BUILT", "SERVED AT", "SOURCE"]]
                         + [entry.cells() for entry in group])  # fmt: skip
     if not entries:
-        click.echo("no model is built: llmserve run MODEL builds one", err=True)
+        click.echo(f"no model is built: {NONE}", err=True)
 
 
 def _entries(repository: Repository, servers: Sequence[Running]) -> Iterator[Entry]:

@@ -21,7 +21,7 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
-from llmserve.names import near
+from llmserve.names import near_or_in
 from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
@@ -269,7 +269,8 @@ def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
     for name in options:
         is_known = input_of(info, name) or name in ("priority", "queue_timeout")
         if info.made_by_llmserve and not is_known:
-            hint = near(name, info.inputs.keys() - _NOT_BY_SET)
+            names = info.inputs.keys() - _NOT_BY_SET
+            hint = near_or_in(name, names, "docs/reference/options.md")
             raise OptionError(f"{info.name} has no option {name}", hint=hint)
 
 

@@ -62,13 +62,20 @@ def _built_or_given(
     served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
 ) -> Path:
     """Return the repository to serve; one of its own for a model, which is built if needed."""
-    from llmserve.builder.source import GGUF, is_checkpoint, is_gguf, names_model, path_of
+    from llmserve.builder.source import (
+        GGUF,
+        is_checkpoint,
+        is_gguf,
+        is_ollamas,
+        names_model,
+        path_of,
+    )
 
     path_of(served)
     path = Path(served)
     is_model = is_checkpoint(path) or is_gguf(path)
     # Neither can be a repository, and the build says what is wrong with it.
-    is_asked_as_model = served.lower().endswith(GGUF) or "://" in served
+    is_asked_as_model = served.lower().endswith(GGUF) or "://" in served or is_ollamas(served)
     if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):
         if plugin or name or assignments:
             raise UsageError(

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from llmserve.names import near
+from llmserve.names import closest, near, near_or_in
+from llmserve_cli.habits import advice
 
 HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """Newer versions of click raise this for a group without a command; its message is the help."""
@@ -20,8 +21,9 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            names = self.list_commands(ctx)
-            hint = f"see {ctx.command_path} --help" if name == "help" else near(name, names)
+            see_help = f"{ctx.command_path} --help"
+            hint = near_or_in(name, self.list_commands(ctx), see_help)
+            hint = f"see {see_help}" if name == "help" else hint
             raise click.UsageError(f"no command is called {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 
@@ -33,7 +35,10 @@ def explain_usage(error: click.ClickException) -> str:
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
         return f"{error.option_name} needs a value"
     if isinstance(error, click.NoSuchOption):
-        hint = near(error.option_name, error.possibilities) if error.possibilities else see_help
+        close = closest(error.option_name, error.possibilities or ())
+        hint = advice(command, error.option_name) or (
+            near(error.option_name, close) if close else see_help
+        )
         return f"{command} has no option {error.option_name}: {hint}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
         choices, is_all = _choices(error.param, ctx)

@@ -23,7 +23,7 @@ from llmserve.errors import (
     PluginError,
     reason,
 )
-from llmserve.names import check_model_name, model_name_from, normal
+from llmserve.names import check_model_name, closest, model_name_from, near_or_in, normal
 from llmserve.packages import install_command
 from llmserve.plugins.options import Option, Value, renamed_values, resolve
 from llmserve.plugins.registry import Plugin, Registry
@@ -264,6 +264,7 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     _check_mode(components["generator"], components["batching"], registry)
     _check_answers(components["generator"], components["formatter"], registry)
     options = _options(recipe, components.values(), unmodified=not any(chosen.values()))
+    _refuse_unknown(spec.options, options, recipe, registry)
     registered = {"recipe": recipe, **components}
     plugins = {role: registry.plugin_of(component) for role, component in registered.items()}
     needed = {plugin.origin for plugin in plugins.values()}
@@ -280,6 +281,33 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
         notices=renamed_values(options, spec.options),
         **components,
     )
+
+
+def _refuse_unknown(
+    given: Mapping[str, object], options: Iterable[Option], recipe: Recipe, registry: Registry
+) -> None:
+    """Refuse an option that is not here, and name the plugins that have it."""
+    names = {option.name for option in options}
+    for name in given:
+        if name in names:
+            continue
+        listed = f"llmserve plugins {recipe.name}"
+        others = [] if closest(name, names) else _recipes_with(name, registry)
+        if others:
+            hint = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it; see {listed}"
+        else:
+            hint = near_or_in(name, names, listed)
+        raise OptionError(f"no option {name!r} here", hint=hint)
+
+
+def _recipes_with(option: str, registry: Registry) -> list[str]:
+    found = []
+    for recipe in registry.all(Recipe):
+        # One whose parts are missing has no options.
+        with suppress(PluginError):
+            if any(option == other.name for other in known_options(recipe, registry)):
+                found.append(recipe.name)
+    return found
 
 
 def _dependencies(distribution: str) -> Iterator[str]:

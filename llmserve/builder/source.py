@@ -27,6 +27,8 @@ _HUB_PAGE = re.compile(
     r"(?:/(?:blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf)|/[^?#]*)?(?:[?#].*)?",
     re.IGNORECASE,
 )
+_OLLAMAS = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)*:[\w.-]+")
+"""As in ``qwen3:0.6b``; the hub's names have no tag."""
 
 WEIGHTS = "*.safetensors"
 PICKLED = "*.bin"
@@ -136,6 +138,12 @@ def resolve(
     if page := _HUB_PAGE.fullmatch(model):
         named_so = page["id"] + (f":{page['file']}" if page["file"] else "")
         raise ModelSourceError(f"{model} is a page of the hub", hint=f"name its model: {named_so}")
+    if kind == "huggingface" and is_ollamas(model):
+        raise ModelSourceError(
+            f"{model} is a name as Ollama gives them, of a model in its own store",
+            hint="name the model as the Hugging Face hub does, OWNER/NAME, or its GGUF file; "
+            "docs/guides/from-ollama.md says where both are",
+        )
     if kind == "folder" or model.startswith((".", "/", "~")) or not names_model(model):
         others = "" if kind == "folder" else ", a GGUF file, a model's id on the hub, or 'demo'"
         what = "file" if path.suffix.lower() == GGUF else "folder"
@@ -179,6 +187,11 @@ def names_model(model: str) -> bool:
     if "/" not in model and model.lower().endswith(GGUF):
         return False
     return bool(_HUB_ID.fullmatch(model) or _HUB_FILE.fullmatch(model))
+
+
+def is_ollamas(model: str) -> bool:
+    """Return whether this is a name with a tag, as Ollama gives them, and no GGUF file."""
+    return bool(_OLLAMAS.fullmatch(model)) and not model.lower().endswith(GGUF)
 
 
 def path_of(model: str) -> Path:

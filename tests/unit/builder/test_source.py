@@ -68,6 +68,13 @@ def test_a_page_of_the_hub_leads_to_the_name_of_its_model(page: str, model: str)
     assert str(caught.value).endswith(f"name its model: {model}")
 
 
+@pytest.mark.parametrize("name", ["qwen3:0.6b", "acme/tiny:latest", "hf.example/a/b:Q4_K_M"])
+def test_a_name_of_ollama_says_what_it_is_and_what_to_give(name: str) -> None:
+    with pytest.raises(ModelSourceError, match=f"{name} is a name as Ollama gives them") as caught:
+        resolve(name, revision="", weights=["*"], kind="huggingface", report=lambda _: None)
+    assert "OWNER/NAME, or its GGUF file; docs/guides/from-ollama.md" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("files", "is_one"),
     [

@@ -114,8 +114,8 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     )  # fmt: skip
     assert ["Serve:", *serving] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names
-    assert sections[-1].splitlines()[0] == "Plugins:"
-    assert "Fail (acme)" in sections[-1]
+    assert sections[-2].splitlines()[0] == "Plugins:"
+    assert "Fail (acme)" in sections[-2]
     folded = " ".join(run(site, "--help", LLMSERVE_PLUGINS="acme", COLUMNS="50").stdout.split())
     assert "than one line of a narrow terminal and is printed whole (acme)" in folded
 
@@ -161,7 +161,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["serve", "--runtime", "x"], "--runtime cannot be 'x': choose one of auto, embedded, "),
         (
             ["serve", "--runtme", "x"],
-            "serve has no option --runtme: did you mean '--runtime' or '--name'?",
+            "serve has no option --runtme: did you mean '--runtime'?",
         ),
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["run"], "run needs MODEL: see llmserve run --help"),
@@ -177,6 +177,16 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         ),
         (["build", "--plugin"], "--plugin needs a value"),
         (["build", "--plugin", "hf", "--modle", "demo"], "build has no option --modle: did you "),
+        (["generate"], "no command is called 'generate': see llmserve --help"),
+        (["pull", "m"], "no command is called 'pull': llmserve run MODEL fetches and builds"),
+        (
+            ["query", "m", "Hi", "--max-model-len", "9"],
+            "query has no option --max-model-len: a model has its context since it was built",
+        ),
+        (
+            ["serve", "m", "--api-key", "x"],
+            "serve has no option --api-key: keys are in a file: llmserve key new NAME, then --keys",
+        ),
         (["two-words", "--choice", "up"], "--choice cannot be 'up': choose one of left, right"),
     ],
 )
@@ -187,6 +197,33 @@ def test_a_mistake_is_one_line_that_names_the_fix(
     lines = [line for line in result.stderr.splitlines() if "already exists" not in line]
     assert (result.returncode, len(lines)) == (2, 1)
     assert lines[0].startswith(f"llmserve: {message}")
+
+
+def test_words_of_other_tools_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is the word of ours that does the same, and the help says so in a line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def asked(*words: str) -> str:
+        result = CliRunner().invoke(cli, words, standalone_mode=False)
+        return f"{result.exception or result.stdout}"
+
+    assert asked("rm", "m") == ("no model 'm' is built: none is, and llmserve run MODEL builds one")
+    assert asked("show", "m") == "no model 'm' is built: llmserve run MODEL builds one"
+    assert asked("ps") == "no `llmserve serve` runs here: start one"
+    assert asked("stop", "m") == "no `llmserve serve` runs here: start one"
+    built = asked("build", "--plugin", "hf", "--model", "demo", "--served-model-name", "mine")
+    assert built == "model_repository/mine\n"
+    assert "mine" in asked("show", "mine")
+    assert asked("ls") == asked("list")
+    asked("rm", "mine", "--yes")
+    assert not Path("model_repository/mine").exists()
+    # A word of the vLLM plugin goes to the plugin.
+    refused = asked("serve", "demo", "--plugin", "hf", "--max-model-len", "9")
+    assert refused == ("no option 'max_model_len' here: vllm has it; see llmserve plugins hf")
+    assert "Also: ps (status)" in asked("--help")
+    assert "Also: --served-model-name (--name)" in " ".join(asked("serve", "--help").split())
 
 
 def test_a_plugin_that_exits_stops_no_command(site: Path) -> None:
