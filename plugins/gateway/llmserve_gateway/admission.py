@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llmserve_gateway.errors import ApiError, bad_request, queue_full
 
@@ -24,7 +24,9 @@ class Limits:
     ``max_requests`` run concurrently, ``max_queue`` wait for a slot, and the prompts to each model
     together have at most ``max_queued_tokens`` tokens, estimated from their bytes. What else of a
     request is in memory, such as images, counts as well.
-    A request for N answers counts as N requests.
+    A request for N answers counts as N requests. Of several keys, none has more than half of the
+    slots, of the queue and of what may be held for a model; of several models, none has more than
+    three quarters of the slots and of the queue.
 
     ``batch_requests`` of batches run while nobody else asks, ``batch_beside`` beside others. They
     never have more than half of the slots.
@@ -37,14 +39,41 @@ class Limits:
     batch_beside: int = 1
 
 
+class Party(NamedTuple):
+    """One of several keys, or of several models, that have no more than a share each."""
+
+    kind: Literal["key", "model"]
+    name: str
+
+    def share(self, of: int) -> int:
+        """Return what it may have of so many: a key less than a model, which others use as well."""
+        quarters = 2 if self.kind == "key" else 3
+        return min(of, max(1, of * quarters // 4))
+
+
+@dataclass(eq=False, frozen=True)
+class _Claim:
+    """Slots that a request waits for, and whose share they are of."""
+
+    slots: int
+    parties: frozenset[Party]
+    turn: asyncio.Future[None]
+
+
 class Admission:
-    """Admits requests, first come, first served; all of it runs on one event loop."""
+    """Admits requests, first come, first served, within the share of each party.
+
+    All of it runs on one event loop.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running = 0
         self.tokens: Counter[str] = Counter()
         """What each model's requests hold, which run or wait, in tokens."""
+        self._tokens_of: Counter[tuple[str, Party]] = Counter()
+        """What a party holds of that."""
+        self._running_of: Counter[Party] = Counter()
         self.draining = False
         self.beside = 0
         """The slots of batches, which make room for all others."""
@@ -53,14 +82,14 @@ class Admission:
         self.idle_since: float | None = 0.0
         """When the last request ended that is not of a batch, if there is none now."""
         self._attended = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting: deque[_Claim] = deque()
         self._turn_of_batches = asyncio.Lock()
         self._released = asyncio.Event()
         """Set when batches may have room again."""
 
     @property
     def waiting(self) -> int:
-        return sum(slots for _, slots in self._waiting)
+        return sum(claim.slots for claim in self._waiting)
 
     @contextmanager
     def attend(self) -> Iterator[None]:
@@ -76,40 +105,55 @@ class Admission:
                 self.idle_since = asyncio.get_running_loop().time()
 
     @contextmanager
-    def hold(self, model: str, tokens: int) -> Iterator[None]:
+    def hold(self, model: str, tokens: int, party: Party | None = None) -> Iterator[None]:
         """Count what a request holds as long as it waits or runs; refuse what would be too much."""
         if self.draining:
             raise ApiError(
                 503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
             )
-        in_flight = self.tokens[model]
-        if in_flight and in_flight + tokens > self.limits.max_queued_tokens:
-            what = f"prompts and images that count as {in_flight} tokens are in flight"
-            raise queue_full(what)
+        most = self.limits.max_queued_tokens
+        of_party = None if party is None else (model, party)
+        limits = [(self.tokens[model], most, "")]
+        if party and of_party:
+            limits.append((self._tokens_of[of_party], party.share(most), f" of this {party.kind}"))
+        for in_flight, limit, whose in limits:
+            if in_flight and in_flight + tokens > limit:
+                what = f"prompts and images{whose} that count as {in_flight} tokens are in flight"
+                raise queue_full(what)
         self.tokens[model] += tokens
+        if of_party:
+            self._tokens_of[of_party] += tokens
         try:
             yield
         finally:
             self.tokens[model] -= tokens
             if not self.tokens[model]:
                 del self.tokens[model]
+            if of_party:
+                self._tokens_of[of_party] -= tokens
+                if not self._tokens_of[of_party]:
+                    del self._tokens_of[of_party]
 
     @asynccontextmanager
-    async def admit(self, answers: int = 1, seconds: float | None = None) -> AsyncIterator[None]:
+    async def admit(
+        self, answers: int = 1, seconds: float | None = None, parties: Iterable[Party] = ()
+    ) -> AsyncIterator[None]:
         """Hold a slot for each answer to a request, which is refused without them after a while."""
+        own, most = frozenset(parties), self.limits.max_requests
         # A request for more slots than there are waits until it can run alone.
-        slots = min(answers, self.limits.max_requests)
+        slots = min(answers, most, *(party.share(most) for party in own))
+        claim = _Claim(slots, own, asyncio.get_running_loop().create_future())
         # No await may come between this check and taking the slots.
-        self._check_queue(slots)
+        self._check_queue(claim)
         with self.attend():
-            if self._fits(slots) and not self._waiting:
-                self.running += slots
-            else:
-                await self._wait_for_slots(slots, seconds)
+            self._waiting.append(claim)
+            self._assign()
+            if not claim.turn.done():
+                await self._wait_for(claim, seconds)
             try:
                 yield
             finally:
-                self._release(slots)
+                self._release(claim)
 
     @asynccontextmanager
     async def admit_beside(self, answers: int) -> AsyncIterator[None]:
@@ -126,21 +170,47 @@ class Admission:
             yield
         finally:
             self.beside -= slots
-            self._release(0)
+            self._assign()
 
-    def _fits(self, slots: int) -> bool:
-        return self.running + self.beside + slots <= self.limits.max_requests
-
-    def _check_queue(self, slots: int) -> None:
+    def _check_queue(self, claim: _Claim) -> None:
         # Batches are about to make room.
-        runs_now = self.running + slots <= self.limits.max_requests and not self._waiting
-        if not runs_now and self.waiting + slots > self.limits.max_queue:
+        if claim in self._next([*self._waiting, claim], beside=0):
+            return
+        most = self.limits.max_queue
+        if self.waiting + claim.slots > most:
             raise queue_full(f"{self.running} requests are running and {self.waiting} wait")
+        for party in sorted(claim.parties):
+            waiting = sum(other.slots for other in self._waiting if party in other.parties)
+            if waiting + claim.slots > party.share(most):
+                raise queue_full(
+                    f"{self._running_of[party]} requests of this {party.kind} are running and "
+                    f"{waiting} wait, which is its share"
+                )
 
-    async def _wait_for_slots(self, slots: int, seconds: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((turn, slots))
+    def _next(self, claims: Iterable[_Claim], beside: int) -> list[_Claim]:
+        """Return who has a turn now: no request overtakes another, but one whose share is taken."""
+        found: list[_Claim] = []
+        running, most = self.running + beside, self.limits.max_requests
+        running_of, full = Counter(self._running_of), set[Party]()
+        for claim in claims:
+            taken = {
+                party
+                for party in claim.parties
+                if party in full or running_of[party] + claim.slots > party.share(most)
+            }
+            full |= taken
+            if taken:
+                continue
+            if running + claim.slots > most:
+                break
+            found.append(claim)
+            running += claim.slots
+            for party in claim.parties:
+                running_of[party] += claim.slots
+        return found
+
+    async def _wait_for(self, claim: _Claim, seconds: float | None) -> None:
+        loop, turn = asyncio.get_running_loop(), claim.turn
         if self.beside:
             self.on_arrival()
         timer = None if seconds is None else loop.call_later(seconds, _time_out, turn, seconds)
@@ -148,24 +218,34 @@ class Admission:
             await turn
         except (asyncio.CancelledError, ApiError):
             if turn.done() and not turn.cancelled() and not turn.exception():
-                self._release(slots)  # They had just been assigned.
+                self._release(claim)  # They had just been assigned.
             else:
-                with suppress(ValueError):  # _release() may have removed it already.
-                    self._waiting.remove((turn, slots))
-                self._release(0)  # The next request in the queue may need fewer slots.
+                with suppress(ValueError):  # _assign() may have removed it already.
+                    self._waiting.remove(claim)
+                self._assign()  # The next request in the queue may need fewer slots.
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _release(self, slots: int) -> None:
+    def _release(self, claim: _Claim) -> None:
+        self.running -= claim.slots
+        for party in claim.parties:
+            self._running_of[party] -= claim.slots
+            if not self._running_of[party]:
+                del self._running_of[party]
+        self._assign()
+
+    def _assign(self) -> None:
         """Assign free slots to the requests that have waited longest."""
-        self.running -= slots
-        while self._waiting and self._fits(self._waiting[0][1]):
-            turn, wanted = self._waiting.popleft()
-            if not turn.done():
-                self.running += wanted
-                turn.set_result(None)
+        # Whose wait has ended is still there until it notices.
+        self._waiting = deque(claim for claim in self._waiting if not claim.turn.done())
+        for claim in self._next(self._waiting, self.beside):
+            self._waiting.remove(claim)
+            self.running += claim.slots
+            for party in claim.parties:
+                self._running_of[party] += claim.slots
+            claim.turn.set_result(None)
         self._released.set()
 
 

@@ -42,7 +42,7 @@ from llmserve.runtime.contract import (
 )
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
-from llmserve_gateway.admission import Admission, Limits, check_fits
+from llmserve_gateway.admission import Admission, Limits, Party, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
@@ -284,13 +284,14 @@ class Gateway:
             yield
             return
         # Who is over its limits has nothing loaded.
-        self._charge(key, request.estimated_tokens, take=False)
+        self._charge(key, request, take=False)
         await self._check_fits(request)
         if isinstance(key, BatchKey):
             holding = self._load_for_batch(self.loads, key, request.model, reply)
         else:
             comments = request.stream and reply is not None
-            holding = self.loads.hold(request.model, timeout, reply, comments=comments)
+            party = self._party_of(key)
+            holding = self.loads.hold(request.model, timeout, reply, comments=comments, party=party)
         attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
         with self._held(key, request), attending:
             async with holding as waited:
@@ -326,19 +327,32 @@ class Gateway:
         self, key: Key | None, request: AnyRequest, timeout: float | None
     ) -> AsyncIterator[None]:
         """Hold the slots of a request, within the limits of its key and of the gateway."""
-        tokens = request.estimated_tokens
         await self._check_fits(request)
         if isinstance(key, BatchKey):
             async with self.admission.admit_beside(request.answer_count):
-                self._charge(key, tokens)
+                self._charge(key, request)
                 yield
             return
-        self._charge(key, tokens)
+        self._charge(key, request)
         # What waits for its model to be loaded counts since then.
         held = self._held(key, request) if self.loads is None else nullcontext()
         with held:
-            async with self.admission.admit(request.answer_count, timeout):
+            parties = self._parties(key, request.model)
+            async with self.admission.admit(request.answer_count, timeout, parties):
                 yield
+
+    def _parties(self, key: Key | None, model: str) -> list[Party]:
+        """Return whose shares a request takes of: those of its key and of its model.
+
+        Who is alone may have everything.
+        """
+        of_key = self._party_of(key)
+        is_one_of_several = len(self.catalog.observed) > 1 and self.catalog.is_observed(model)
+        of_model = Party("model", model) if is_one_of_several else None
+        return [party for party in (of_key, of_model) if party is not None]
+
+    def _party_of(self, key: Key | None) -> Party | None:
+        return Party("key", key.name) if key and self.keys and self.keys.several else None
 
     async def _check_fits(self, request: AnyRequest) -> None:
         is_known = self.catalog.is_observed(request.model)
@@ -351,13 +365,13 @@ class Gateway:
             return nullcontext()
         # All names that are no models share the limit of one.
         model = request.model if self.catalog.is_observed(request.model) else ""
-        return self.admission.hold(model, request.held_tokens)
+        return self.admission.hold(model, request.held_tokens, self._party_of(key))
 
-    def _charge(self, key: Key | None, tokens: int, *, take: bool = True) -> None:
+    def _charge(self, key: Key | None, request: AnyRequest, *, take: bool = True) -> None:
         """Count a request against the limits of its key, but a line of a batch only once."""
         if not key or not self.keys or (isinstance(key, BatchKey) and key.is_charged):
             return
-        self.keys.charge(key, tokens, take=take)
+        self.keys.charge(key, request.estimated_tokens, request.answer_count, take=take)
         if isinstance(key, BatchKey):
             key.is_charged = take
 

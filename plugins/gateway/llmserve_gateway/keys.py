@@ -199,14 +199,20 @@ class KeyRing:
         self._reload_if_changed()
         return next((key for key in self._keys if key.sha256 == sha256), None)
 
-    def charge(self, key: Key, tokens: int, *, take: bool = True) -> None:
+    @property
+    def several(self) -> bool:
+        """Whether there are keys that one of them could take everything from."""
+        return len(self._keys) > 1
+
+    def charge(self, key: Key, tokens: int, requests: int = 1, *, take: bool = True) -> None:
         """Count a request against the rate limits of its key, or refuse it.
 
-        Without ``take``, it is only refused if it would be.
+        One for several answers counts as so many ``requests``. Without ``take``, it is only
+        refused if it would be.
         """
         taken: list[tuple[_Budget, int]] = []
         for unit, amount, rate in (
-            ("requests", 1, key.requests_per_minute),
+            ("requests", requests, key.requests_per_minute),
             ("tokens", tokens, key.tokens_per_minute),
         ):
             if rate is None:

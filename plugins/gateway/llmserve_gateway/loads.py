@@ -13,6 +13,7 @@ from typing import Any
 
 from llmserve.errors import ModelNotReadyError
 from llmserve.server import Holds
+from llmserve_gateway.admission import Party
 from llmserve_gateway.errors import ApiError, queue_full
 from llmserve_gateway.reply import Reply
 
@@ -24,6 +25,7 @@ _LONGEST_NAME = 255
 class Loads:
     """Holds the models that requests use; at most ``limit`` requests wait for models at once.
 
+    Those of one of several keys are at most half of that.
     ``on_wait`` is called when one begins to wait that is not of a batch, and ``observe`` with each
     model that was waited for, and the seconds.
     """
@@ -43,6 +45,7 @@ class Loads:
         """How many requests wait for each model."""
         self.first = 0
         """How many of them are not of batches, which make room for them."""
+        self._first_of: Counter[Party | None] = Counter()
 
     @asynccontextmanager
     async def hold(
@@ -54,6 +57,7 @@ class Loads:
         comments: bool = False,
         of_batch: bool = False,
         load: bool = True,
+        party: Party | None = None,
     ) -> AsyncIterator[bool]:
         """Keep a model loaded while the block runs, which is told whether it had to wait.
 
@@ -66,7 +70,7 @@ class Loads:
             yield False
             return
         async with AsyncExitStack() as stack:
-            wait = _Wait(self, model, reply, comments=comments, of_batch=of_batch)
+            wait = _Wait(self, model, reply, party, comments=comments, of_batch=of_batch)
             with suppress(ModelNotReadyError):
                 await wait.enter(stack, partial(self._holds.hold, load=load), seconds)
             yield wait.is_counted
@@ -77,19 +81,27 @@ class Loads:
         async with self._holds.hold(model, load=False):
             yield
 
-    def count(self, model: str, *, of_batch: bool) -> None:
+    def count(self, model: str, party: Party | None, *, of_batch: bool) -> None:
         """Count a request that waits, or refuse it."""
         if not of_batch:
             if self.first >= self._limit:
                 raise queue_full(f"{self.first} requests wait for models to be loaded")
+            if party and self._first_of[party] >= party.share(self._limit):
+                what = f"{self._first_of[party]} requests of this {party.kind} wait for models"
+                raise queue_full(f"{what} to be loaded, which is its share")
             self.first += 1
+            self._first_of[party] += 1
             self._on_wait()
         self.waiting[model] += 1
 
-    def uncount(self, model: str, seconds: float, *, of_batch: bool) -> None:
+    def uncount(self, model: str, party: Party | None, seconds: float, *, of_batch: bool) -> None:
         """Count one less, which has waited for so long."""
         self._observe(model, seconds)
-        self.first -= not of_batch
+        if not of_batch:
+            self.first -= 1
+            self._first_of[party] -= 1
+            if not self._first_of[party]:
+                del self._first_of[party]
         self.waiting[model] -= 1
         if not self.waiting[model]:
             del self.waiting[model]
@@ -99,9 +111,17 @@ class _Wait:
     """The wait of one request until its model is loaded; it is none if that is loaded already."""
 
     def __init__(
-        self, loads: Loads, model: str, reply: Reply | None, *, comments: bool, of_batch: bool
+        self,
+        loads: Loads,
+        model: str,
+        reply: Reply | None,
+        party: Party | None,
+        *,
+        comments: bool,
+        of_batch: bool,
     ) -> None:
         self._loads = loads
+        self._party = party
         self._of_batch = of_batch
         self._model = model
         self._reply = reply
@@ -137,7 +157,7 @@ class _Wait:
             await asyncio.gather(entering, *filter(None, [comments]), return_exceptions=True)
             if self.is_counted:
                 waited = time.perf_counter() - self._began
-                self._loads.uncount(self._model, waited, of_batch=self._of_batch)
+                self._loads.uncount(self._model, self._party, waited, of_batch=self._of_batch)
                 if self._reply is not None:
                     self._reply.record.loaded = time.perf_counter()
 
@@ -145,7 +165,7 @@ class _Wait:
         self._place = place
         if not self.is_counted and not self._refused.done():
             try:
-                self._loads.count(self._model, of_batch=self._of_batch)
+                self._loads.count(self._model, self._party, of_batch=self._of_batch)
                 self.is_counted = True
             except ApiError as error:
                 self._refused.set_exception(error)

@@ -203,6 +203,72 @@ def test_the_limits_of_a_key_cover_what_counts_tokens(
     assert asyncio.run(go()) == [200] * 5 + [429] * 3
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 4}, {"n": 4, "best_of": 4}, {"prompt": ["Hi"] * 4}, {"n": 2, "prompt": ["Hi", "Ho"]}],
+)
+def test_several_answers_are_several_requests_of_a_key(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    key = new_key(tmp_path / "keys", "me", requests_per_minute=10)
+
+    async def go() -> list[int]:
+        settings = Settings(NO_TRITON, keys=tmp_path / "keys")
+        async with serving(Models(), settings) as client:
+            headers = {"x-api-key": key}
+            bodies = [
+                {**TEXT, "model": "a", **more} for more in (fields, fields, fields, {}, {}, {})
+            ]
+            post = client.post
+            asked = [await post("/v1/completions", json=b, headers=headers) for b in bodies]
+            return [answer.status_code for answer in asked]
+
+    assert asyncio.run(go()) == [200, 200, 429, 200, 200, 429]
+
+
+@pytest.mark.parametrize("model", ["a", "b"])
+@pytest.mark.parametrize("limited", [False, True])
+def test_no_key_takes_the_slots_of_the_others(tmp_path: Path, limited: bool, model: str) -> None:
+    rate = {"requests_per_minute": 60} if limited else {}
+    attacker, other = (new_key(tmp_path / "keys", name, **rate) for name in ("one", "other"))
+
+    class Slow(Models):
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            await asyncio.sleep(0.5 if prompt == "slow" else 0)
+            return await super().generate(name, prompt, **options)
+
+    async def go() -> tuple[list[int], list[int]]:
+        settings = Settings(NO_TRITON, keys=tmp_path / "keys")
+        statuses: list[int] = []
+        async with serving(Slow(), settings) as client:
+
+            async def attack() -> None:
+                body = {"model": "a", "prompt": "slow", "n": 128}
+                for _ in range(20):
+                    headers = {"x-api-key": attacker}
+                    answer = await client.post("/v1/completions", json=body, headers=headers)
+                    statuses.append(answer.status_code)
+                    await asyncio.sleep(0.02)
+
+            attacks = [asyncio.ensure_future(attack()) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            seen = []
+            for _ in range(20):
+                answer = await client.post(
+                    "/v1/completions", json={**TEXT, "model": model}, headers={"x-api-key": other}
+                )
+                seen.append(answer.status_code)
+                await asyncio.sleep(0.01)
+            for each in attacks:
+                each.cancel()
+            await asyncio.gather(*attacks, return_exceptions=True)
+        return seen, statuses
+
+    seen, statuses = asyncio.run(go())
+    assert 429 in statuses, "there was an attack"
+    assert seen == [200] * 20
+
+
 @pytest.mark.parametrize(("path", "fields"), INSPECTIONS)
 def test_what_counts_tokens_waits_for_a_slot(path: str, fields: dict[str, Any]) -> None:
     triton = Models()

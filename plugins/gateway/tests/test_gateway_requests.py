@@ -25,7 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     UnreachableError,
 )
-from llmserve_gateway.admission import Admission, Limits
+from llmserve_gateway.admission import Admission, Limits, Party
 from llmserve_gateway.anthropic import MessagesWriter, error_body, read_messages_request
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.errors import ApiError, from_llmserve
@@ -532,3 +532,56 @@ def test_several_answers_take_several_slots() -> None:
         return started
 
     assert asyncio.run(run()) == ["three", "one", "many"]
+
+
+ALICE, BOB = Party("key", "alice"), Party("key", "bob")
+A, B = Party("model", "a"), Party("model", "b")
+
+
+def test_one_of_several_keys_or_models_leaves_half_to_the_others() -> None:
+    async def run() -> list[str]:
+        admission = Admission(Limits(max_requests=8, max_queue=4))
+        started: list[str] = []
+        ends: dict[str, asyncio.Event] = {}
+        tasks = []
+
+        async def ask(name: str, answers: int, *parties: Party) -> None:
+            ends[name] = asyncio.Event()
+            async with admission.admit(answers, parties=parties):
+                started.append(name)
+                await ends[name].wait()
+
+        async def begin(name: str, answers: int, *parties: Party) -> None:
+            tasks.append(asyncio.ensure_future(ask(name, answers, *parties)))
+            await asyncio.sleep(0)
+
+        await begin("alice's 128", 128, ALICE, A)
+        await begin("alice waits", 2, ALICE, A)
+        with pytest.raises(ApiError, match="4 requests of this key are running and 2 wait"):
+            await ask("alice again", 1, ALICE, B)
+        await begin("bob", 2, BOB, A)
+        assert started == ["alice's 128", "bob"], "whose share is taken is overtaken by others"
+        await begin("bob, who waits for the model", 1, BOB, A)
+        await begin("bob's other", 1, BOB, B)
+        assert (started[2:], admission.running, admission.waiting) == (["bob's other"], 7, 3)
+        ends["alice's 128"].set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert started[3:] == ["alice waits", "bob, who waits for the model"]
+        for end in ends.values():
+            end.set()
+        await asyncio.gather(*tasks)
+        assert (admission.running, admission.waiting) == (0, 0)
+        return started
+
+    assert len(asyncio.run(run())) == 5
+
+
+def test_one_of_several_keys_holds_half_of_what_may_be_held() -> None:
+    admission = Admission(Limits(max_queued_tokens=100))
+    with admission.hold("a", 40, ALICE):
+        with pytest.raises(ApiError, match="of this key that count as 40"):
+            admission.hold("a", 20, ALICE).__enter__()
+        with admission.hold("b", 40, ALICE), admission.hold("a", 50, BOB):
+            assert admission.tokens == {"a": 90, "b": 40}
+    assert not admission.tokens
