@@ -111,7 +111,7 @@ class RequestOptions:
     # After every token, the text is searched for every word, while the rest of the batch waits.
     stop_words: tuple[str, ...] = _option(
         "words", "answer", "Texts that end the answer and are not part of it.", (),
-        high=64, api="stop", api_range=(0, 4), of_tokens=True,
+        high=64, api="stop", of_tokens=True,
     )  # fmt: skip
     include_stop_str_in_output: bool = _option(
         "flag", "answer", "Keep the stop word at the end of the answer.", False,

@@ -20,7 +20,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError, ServerError
-from llmserve.runtime.contract import IMAGE_URL, OPTIONS
+from llmserve.runtime.contract import IMAGE_URL
 from llmserve.server import ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.batches.folder import Folder
@@ -29,7 +29,13 @@ from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
-from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
+from llmserve_gateway.fields import (
+    Fields,
+    ParsedRequest,
+    read_messages,
+    read_template,
+    read_tools,
+)
 from llmserve_gateway.gateway import (
     AnyDialect,
     Dialect,
@@ -208,7 +214,7 @@ class Routes:
         if messages is not None:
             options["messages"], images = read_messages(messages)
             options |= images
-            options["chat_template_kwargs"] = fields.option(OPTIONS["chat_template_kwargs"])
+            options["chat_template_kwargs"] = read_template(fields, options["messages"])
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
                 options = replace(tools, choice="auto", named=None).options(options)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,6 +42,21 @@ _IGNORED = frozenset(
         "prompt_cache_retention", "prediction", "verbosity",
     }
 )  # fmt: skip
+
+_SEEDS = 2**63
+_CONTINUES = "continue_final_message"
+
+# What changes an answer in vLLM's API or in others, and cannot be had here.
+_REFUSED = {
+    "stop_token_ids": "answers end at the model's own end tokens and at the texts in stop",
+    "allowed_token_ids": "send a choice, regex or grammar in structured_outputs",
+    "chat_template": "models are asked in their own template: build the model with another",
+    "documents": "no template is known to show them: send chat_template_kwargs if the model's does",
+    "use_beam_search": "answers are sampled, or greedy at temperature 0",
+    "truncate_prompt_tokens": "prompts are not cut: send a shorter one",
+    "prompt_logprobs": "/v1/completions has those of the prompt with echo and logprobs",
+    "return_token_ids": "/tokenize has the ids of a text",
+}
 
 
 @dataclass(frozen=True)
@@ -299,20 +314,64 @@ class Fields:
             if self._remaining.pop(name, None):
                 raise bad_request(f"{name}: {why}", name)
 
+    def refuse_any(self, reasons: Mapping[str, str]) -> None:
+        """Refuse fields, each for its own reason: every value but false asks for something."""
+        for name, why in reasons.items():
+            value = self._remaining.pop(name, None)
+            if value is not None and value is not False and value not in ([], {}):
+                raise bad_request(f"{name}: {why}", name, "unsupported_parameter")
+
+    def length(self, name: str = "max_tokens", *, low: int = 1) -> int | None:
+        """Take the longest answer that a request wants; -1 is none, as user interfaces send it."""
+        numbers = {"type": "integer", "minimum": low, "maximum": INT32}
+        value = self.take(name, anyOf=[numbers, {"const": -1}, {"type": "null"}])
+        if value is None or (value == -1 and type(value) is int):
+            return None
+        if type(value) is not int or not low <= value <= INT32:
+            what = f"{name} must be an integer from {low} to {INT32}, or -1 for no limit"
+            raise bad_request(what, name)
+        return value
+
     def unknown(self) -> frozenset[str]:
         return frozenset(self._remaining) - _IGNORED
 
 
 def read_sampling(fields: Fields, stop: str = "stop", max_temperature: float = 2) -> dict[str, Any]:
     """Take the options that the API has, and return them under the names of the tensor contract."""
-    names, limits = {"stop_words": stop}, {"temperature": max_temperature}
+    fields.refuse_any(_REFUSED)
+    names = {"stop_words": stop}
+    lows, highs = {"seed": -_SEEDS}, {"temperature": max_temperature}
     options = {
-        row.name: fields.option(row, names.get(row.name), high=limits.get(row.name))
+        row.name: fields.option(
+            row, names.get(row.name), low=lows.get(row.name), high=highs.get(row.name)
+        )
         for row in _SAMPLING
     }
     if options["top_k"] is not None and options["top_k"] <= 0:
         options["top_k"] = None  # In vLLM's API this means all tokens.
+    if options["seed"] is not None:
+        # Interfaces, llama.cpp and vLLM mean any seed by -1; models take no other negative one.
+        options["seed"] = None if options["seed"] == -1 else options["seed"] % _SEEDS
     return options
+
+
+def read_template(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Take what a chat template is told besides the messages, and how it ends the prompt."""
+    arguments = fields.option(OPTIONS["chat_template_kwargs"]) or {}
+    begins = fields.take("add_generation_prompt", type="boolean")
+    if begins not in (None, True, False) or type(begins) is int:
+        raise bad_request("add_generation_prompt must be true or false", "add_generation_prompt")
+    if fields.boolean(_CONTINUES):
+        if begins:
+            what = f"{_CONTINUES} and add_generation_prompt exclude each other"
+            raise bad_request(what, _CONTINUES)
+        if messages[-1]["role"] != "assistant":
+            what = f"{_CONTINUES} needs a last message of the assistant"
+            raise bad_request(what, _CONTINUES)
+        arguments = {**arguments, "add_generation_prompt": False, _CONTINUES: True}
+    elif begins is False:
+        arguments = {**arguments, "add_generation_prompt": False}
+    return arguments or None
 
 
 def read_effort(fields: Fields, name: str) -> str | None:
@@ -386,8 +445,11 @@ def read_format(value: Any, param: str) -> tuple[dict[str, Any], dict[str, str]]
     kind = value.get("type") if isinstance(value, dict) else value
     if kind is None or kind == "text":
         return {}, {}
-    if kind == "json_object":
+    if kind == "json_object" and not (isinstance(value, dict) and value.get("schema")):
         return {"json_object": True}, {"json_object": param}
+    if kind == "json_object" and isinstance(value["schema"], dict):
+        # As llama.cpp and Together have it: an object, and of this schema.
+        return {"json_schema": json.dumps(value["schema"])}, {"json_schema": param}
     # Chats nest the schema one level deeper than responses.
     parent = value.get("json_schema", value) if kind == "json_schema" else None
     schema = parent.get("schema") if isinstance(parent, dict) else None

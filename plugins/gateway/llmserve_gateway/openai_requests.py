@@ -17,12 +17,12 @@ from llmserve_gateway.fields import (
     read_effort,
     read_messages,
     read_sampling,
+    read_template,
     read_tools,
     without_none,
 )
 
-_LOGPROBS, _MAX_TOKENS = OPTIONS["logprobs"], OPTIONS["max_tokens"]
-_TEMPLATE = OPTIONS["chat_template_kwargs"]
+_LOGPROBS = OPTIONS["logprobs"]
 BUDGET = OPTIONS["thinking_token_budget"].name
 _MAX_BYTES = 16 << 20
 """How large a request may be together with its copies for several answers."""
@@ -32,8 +32,8 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     messages, images = read_messages(fields.take("messages"))
     options, sent = _sampling(fields)
-    max_completion_tokens = fields.option(_MAX_TOKENS, "max_completion_tokens")
-    max_tokens = fields.option(_MAX_TOKENS)
+    max_completion_tokens = fields.length("max_completion_tokens")
+    max_tokens = fields.length()
     options["max_tokens"] = max_tokens if max_completion_tokens is None else max_completion_tokens
     wants_logprobs = fields.boolean("logprobs")
     top_logprobs = fields.option(_LOGPROBS, "top_logprobs")
@@ -51,7 +51,7 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
         raise bad_request(f"modalities: only text output is supported, not {modalities!r:.80}",
                           "modalities")  # fmt: skip
     options |= {"messages": messages, **images}
-    options["chat_template_kwargs"] = fields.option(_TEMPLATE)
+    options["chat_template_kwargs"] = read_template(fields, messages)
     thinking = Thinking(effort=read_effort(fields, "reasoning_effort"))
     if tools := read_tools(fields, messages):
         options = tools.options(without_none(options))
@@ -74,7 +74,7 @@ def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
     top_logprobs = fields.option(_LOGPROBS)
     echo = fields.boolean("echo")
     # A client that only wants the log-probabilities of a text asks for zero new tokens.
-    max_tokens = fields.option(_MAX_TOKENS, low=0 if echo else None)
+    max_tokens = fields.length(low=0 if echo else 1)
     options["max_tokens"] = max_tokens or (1 if max_tokens == 0 else None)
     options["logprobs"] = top_logprobs
     if echo:

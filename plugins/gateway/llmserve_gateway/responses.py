@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall
-from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     Fields,
@@ -46,7 +45,7 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
     options |= constraint
     echoed = {"instructions": instructions, "metadata": fields.mapping("metadata"),
               "text": {"format": text_format}}  # fmt: skip
-    options["max_tokens"] = fields.option(OPTIONS["max_tokens"], "max_output_tokens")
+    options["max_tokens"] = fields.length("max_output_tokens")
     tools = read_tools(fields, messages)
     reasoning = Fields(fields.mapping("reasoning"))
     thinking = Thinking(effort=read_effort(reasoning, "effort"))

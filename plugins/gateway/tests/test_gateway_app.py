@@ -312,7 +312,7 @@ def test_the_clients_span_is_the_parent_of_a_requests_span(stream: bool) -> None
 
 def test_a_span_records_why_a_request_is_refused() -> None:
     exporter = InMemorySpanExporter()
-    for body in ({"model": "m", "prompt": 5}, {**TEXT, "seed": -1}):
+    for body in ({"model": "m", "prompt": 5}, {**TEXT, "seed": "x"}):
         request_via(Triton(), "/v1/completions", Tracer(SimpleSpanProcessor(exporter)), json=body)
     no_collector = Settings(NO_TRITON, collector="http://127.0.0.1:9")
     assert ask(no_collector, "POST", "/v1/completions", json=TEXT).status_code == 503

@@ -53,6 +53,80 @@ def test_options_have_the_names_of_the_tensor_contract() -> None:
     }
 
 
+def test_what_user_interfaces_send_for_no_value_is_none() -> None:
+    for read, body, length in (
+        (read_chat, CHAT, "max_tokens"),
+        (read_chat, CHAT, "max_completion_tokens"),
+        (read_completion, TEXT, "max_tokens"),
+        (read_response_request, {"model": "m", "input": "Hi"}, "max_output_tokens"),
+    ):
+        options = read({**body, "seed": -1, length: -1}).options
+        assert not {"seed", "max_tokens"} & options.keys()
+        with pytest.raises(ApiError, match="or -1 for no limit"):
+            read({**body, length: -2})
+        with pytest.raises(ApiError, match="or -1 for no limit"):
+            read({**body, length: True})
+    # OpenAI's seeds may be negative, those of models may not.
+    seeds = {read_chat({**CHAT, "seed": seed}).options["seed"] for seed in (-2, -3, 5, -(2**63))}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_an_answer_may_have_as_many_stop_words_as_a_model_takes() -> None:
+    words = [f"stop {i}" for i in range(64)]
+    for read, body in ((read_chat, CHAT), (read_completion, TEXT)):
+        assert read({**body, "stop": words}).options["stop_words"] == words
+        with pytest.raises(ApiError, match="at most 64"):
+            read({**body, "stop": [*words, "x"]})
+
+
+def test_a_last_message_may_be_continued() -> None:
+    begun = {"model": "m", "messages": [*CHAT["messages"], {"role": "assistant", "content": "A"}]}
+    request = read_chat({**begun, "continue_final_message": True, "add_generation_prompt": False})
+    ends = {"add_generation_prompt": False, "continue_final_message": True}
+    assert request.options["chat_template_kwargs"] == ends
+    assert read_chat({**begun, "continue_final_message": True}).options == request.options
+    request = read_chat({**CHAT, "add_generation_prompt": False, "chat_template_kwargs": {"a": 1}})
+    given = {"a": 1, "add_generation_prompt": False}
+    assert request.options["chat_template_kwargs"] == given
+    assert "chat_template_kwargs" not in read_chat({**CHAT, "add_generation_prompt": True}).options
+    for body in (
+        {**CHAT, "continue_final_message": True},
+        {**begun, "continue_final_message": True, "add_generation_prompt": True},
+        {**begun, "continue_final_message": 1},
+        {**begun, "add_generation_prompt": 0},
+    ):
+        with pytest.raises(ApiError) as caught:
+            read_chat(body)
+        assert caught.value.param in ("continue_final_message", "add_generation_prompt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop_token_ids", [2]),
+        ("allowed_token_ids", [2]),
+        ("chat_template", "{{ messages }}"),
+        ("documents", [{"text": "x"}]),
+        ("use_beam_search", True),
+        ("truncate_prompt_tokens", 5),
+        ("prompt_logprobs", 0),
+        ("return_token_ids", True),
+    ],
+)
+def test_what_changes_an_answer_and_cannot_be_had_is_refused(name: str, value: Any) -> None:
+    for read, body in (
+        (read_chat, CHAT),
+        (read_completion, TEXT),
+        (read_response_request, {"model": "m", "input": "Hi"}),
+    ):
+        with pytest.raises(ApiError, match=name) as caught:
+            read({**body, name: value})
+        assert (caught.value.status, caught.value.param) == (400, name)
+        for nothing in (None, False, []):
+            assert not read({**body, name: nothing}).unknown
+
+
 def test_each_answer_is_a_separate_model_call() -> None:
     request = read_completion({"model": "m", "prompt": [[1, 2], [3]], "n": 2, "seed": 9})
     assert request.model_calls() == [
@@ -72,6 +146,10 @@ def test_each_answer_is_a_separate_model_call() -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "a"}}}},
             {"json_schema": '{"type": "a"}'},
         ),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "a"}}},
+            {"json_schema": '{"type": "a"}'},
+        ),
         ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
     ],
@@ -85,6 +163,7 @@ def test_output_constraints(constraint: Any, options: Any) -> None:
     [
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": 5}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "response_format"),
         ({"structured_outputs": {"poem": 1}}, "structured_outputs"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),

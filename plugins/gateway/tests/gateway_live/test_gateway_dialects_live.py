@@ -34,6 +34,11 @@ def test_tokenize_and_detokenize_are_inverse(gateway: Gateway, model: str) -> No
     assert both.status_code == 400, both.text
     back = gateway.post("/detokenize", {"model": model, "tokens": tokenized["tokens"]}).json()
     assert back == {"prompt": "Once upon a time"}
+    begun = [*CHAT, {"role": "assistant", "content": "Once upon"}]
+    going_on = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    ids = gateway.post("/tokenize", {"model": model, **going_on}).json()["tokens"]
+    text = gateway.post("/detokenize", {"model": model, "tokens": ids}).json()["prompt"]
+    assert text.endswith("Once upon")
     chat = gateway.post("/tokenize", {"model": model, "messages": CHAT}).json()
     whole = gateway.client().chat.completions.create(model=model, messages=CHAT)
     assert whole.usage
