@@ -66,5 +66,5 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
 def llmserve_register_commands(cli: click.Group) -> None:
     module, summary = "llmserve_gateway.commands", "Serve the OpenAI API for a running Triton."
     cli.add_command(lazy_command("gateway", f"{module}:gateway", summary, under="Serve"))
-    summary = "Create API keys for the gateway."
+    summary = "Create, list, change and revoke API keys for the gateway."
     cli.add_command(lazy_command("key", f"{module}:key", summary, under="Serve"))

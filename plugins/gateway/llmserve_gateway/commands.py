@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterable
@@ -218,22 +219,41 @@ def read_prompt(path: Path) -> str:
 
 @click.group()
 def key() -> None:
-    """Create API keys for the gateway."""
+    """Create, list, change and revoke API keys for the gateway.
+
+    A gateway that runs with --keys notices each change at its next request.
+    """
+
+
+class _Rate(click.ParamType):
+    """A rate, or the word that removes it."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        return _NO_RATE if value == _NO_RATE else COUNT.convert(value, param, ctx)
+
+
+_NO_RATE = "none"
+_NAME = click.argument("name")
+_KEY_FILE = click.option("--file", type=FILE, default=KEYS, show_default=True, help="Key file.")
+_MODELS = click.option(
+    "--model", "models", multiple=True, help="Allow only this model; repeatable."
+)
 
 
 @key.command()
-@click.argument("name")
-@click.option("--file", type=FILE, default=KEYS, show_default=True, help="Key file.")
-@click.option("--model", "models", multiple=True, help="Allow only this model; repeatable.")
-@click.option("--requests-per-minute", type=click.IntRange(min=1), help="Rate limit.")
-@click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Rate limit.")
+@_NAME
+@_KEY_FILE
+@_MODELS
+@click.option("--requests-per-minute", type=COUNT, help="Rate limit.")
+@click.option("--tokens-per-minute", type=COUNT, help="Rate limit.")
 @click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
 @click.option("--operator", is_flag=True, help="Let it load and unload models.")
 def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 
-    The key is shown this once. To withdraw it, delete its entry from the file, also while a gateway
-    runs.
+    The key is shown this once.
 
     \b
     llmserve key new alice --file keys.json
@@ -243,3 +263,97 @@ def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
 
     click.echo(new_key(file, name, models=list(models), **limits))
     click.echo(f"its hash is in {file}, which --keys reads", err=True)
+
+
+@key.command(name="list")
+@_KEY_FILE
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def list_(file: Path, as_json: bool) -> None:
+    """List the keys of a file by their names, with their models and limits.
+
+    Neither the keys, which are nowhere, nor their hashes are shown.
+    """
+    from llmserve_gateway.keys import read_keys
+
+    keys = [{k: v for k, v in vars(each).items() if k != "sha256"} for each in read_keys(file)]
+    if as_json:
+        click.echo(json.dumps(keys))
+        return
+    rows: list[tuple[str, ...]] = [("NAME", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "ALSO")]
+    for each in keys:
+        also = [word for word in ("all_metrics", "operator") if each[word]]
+        rates = [each["requests_per_minute"], each["tokens_per_minute"]]
+        rows.append(
+            (
+                _shown(each["name"]),
+                _shown(", ".join(each["models"])) or "all",
+                *(str(rate or "-") for rate in rates),
+                ", ".join(also).replace("_", "-") or "-",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+def _shown(text: str) -> str:
+    """Return a text of the file without what a terminal would obey."""
+    return text if text.isprintable() else ascii(text)
+
+
+@key.command()
+@_NAME
+@_KEY_FILE
+def revoke(name: str, file: Path) -> None:
+    """Take a key out of the file: whoever has it is refused from the next request on.
+
+    \b
+    llmserve key revoke alice --file keys.json
+    """
+    from llmserve_gateway.keys import revoke_key
+
+    revoke_key(file, name)
+    click.echo(f"{_shown(name)} is no more in {file}", err=True)
+
+
+@key.command(name="set")
+@_NAME
+@_KEY_FILE
+@click.option("--name", "new_name", help="Another name.")
+@_MODELS
+@click.option("--all-models", is_flag=True, help="Allow all models.")
+@click.option("--requests-per-minute", type=_Rate(), help="Rate limit; none removes it.")
+@click.option("--tokens-per-minute", type=_Rate(), help="Rate limit; none removes it.")
+@click.option("--all-metrics/--own-metrics", default=None, help="Metrics of all models, or not.")
+@click.option("--operator/--no-operator", default=None, help="Let it load and unload models.")
+def set_(
+    name: str,
+    file: Path,
+    new_name: str | None,
+    models: tuple[str, ...],
+    all_models: bool,
+    **others: Any,
+) -> None:
+    """Change what a key may do; the key itself and what is not named stay.
+
+    \b
+    llmserve key set alice --requests-per-minute 600 --file keys.json
+    llmserve key set alice --model demo --model other --tokens-per-minute none
+    """
+    from llmserve.errors import UsageError
+    from llmserve_gateway.keys import change_key
+
+    if models and all_models:
+        hint = "give the models, or --all-models"
+        raise UsageError("--model and --all-models contradict each other", hint=hint)
+    changes = {
+        field: None if value == _NO_RATE else value
+        for field, value in others.items()
+        if value is not None
+    }
+    changes |= {"name": new_name} if new_name is not None else {}
+    changes |= {"models": list(models)} if models or all_models else {}
+    if not changes:
+        raise UsageError("nothing to change", hint="llmserve key set --help lists what there is")
+    change_key(file, name, **changes)
+    click.echo(f"{_shown(new_name or name)} is changed in {file}", err=True)

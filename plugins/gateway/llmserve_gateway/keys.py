@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import json
@@ -10,8 +11,11 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,25 +91,93 @@ def hash_key(key: str) -> str:
 
 def new_key(path: Path, name: str, **limits: Any) -> str:
     """Create a key, add its hash to a file and return the key, which is not stored."""
+    with _edited(path, new=True) as keys:
+        _check_name(path, keys, name)
+        key = f"sk-{secrets.token_urlsafe(32)}"
+        keys.append(Key(name, hash_key(key), **limits))
+    return key
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Take a key out of a file."""
+    with _edited(path) as keys:
+        _named(path, keys, name)
+        keys[:] = [key for key in keys if key.name != name]
+
+
+def change_key(path: Path, name: str, /, **changes: Any) -> None:
+    """Change fields of a key in a file: its name, its models, its limits, or what else it may."""
+    with _edited(path) as keys:
+        for key in _named(path, keys, name):
+            if (new := changes.get("name", name)) != name:
+                _check_name(path, keys, new)
+            keys[keys.index(key)] = replace(key, **changes)
+
+
+def _check_name(path: Path, keys: Sequence[Key], name: str) -> None:
     if not name.strip():
         raise UsageError("a key needs a name", hint="llmserve key new alice")
-    keys = read_keys(path) if path.exists() else []
     if any(key.name == name for key in keys):
         raise UsageError(f"{path} already has a key named {name!r}", hint="use another name")
-    key = f"sk-{secrets.token_urlsafe(32)}"
-    keys.append(Key(name, hash_key(key), **limits))
-    text = json.dumps({"keys": [vars(entry) for entry in keys]}, indent=2) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _named(path: Path, keys: Sequence[Key], name: str) -> list[Key]:
+    if found := [key for key in keys if key.name == name]:
+        return found
+    hint = f"llmserve key list --file {path} shows those that there are"
+    raise UsageError(f"{path} has no key named {name!r}", hint=hint)
+
+
+@contextmanager
+def _edited(path: Path, *, new: bool = False) -> Iterator[list[Key]]:
+    """Yield the keys of a file, which gets what they are at the end, as a whole.
+
+    Whoever else edits it waits. Who reads it has it as it was before, or as it is then.
+    """
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # The file itself is another one after each change.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        keys = [] if new and not path.exists() else read_keys(path)
+        yield keys
+        text = json.dumps({"keys": [vars(key) for key in keys]}, indent=2) + "\n"
+        try:
+            _replace(path, text)
+            os.fsync(folder)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file by another that the same users may read: at first, its owner alone."""
+    # A file of mode 0600.
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="give another path with --file"
-        ) from None
-    return key
+            if path.exists():
+                # A gateway of another user must be able to read that a key is gone.
+                before = path.stat()
+                if before.st_gid != os.fstat(file.fileno()).st_gid:
+                    os.fchown(file.fileno(), -1, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write {path}: {error.strerror}", hint="give another path with --file"
+    )
 
 
 def read_keys(path: Path) -> list[Key]:

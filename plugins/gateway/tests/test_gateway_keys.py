@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from llmserve.errors import ConfigError
+from llmserve.errors import ConfigError, UsageError
+from llmserve_gateway.commands import key as key_command
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.keys import Key, KeyRing, hash_key, new_key, read_keys
 
@@ -119,3 +124,101 @@ def test_the_tokens_of_answers_count(tmp_path: Path) -> None:
     unlimited = Key("you", hash_key("x"))
     ring.charge_answer(unlimited, 10**9)
     ring.charge(unlimited, 10**9)
+
+
+def run_key(file: Path, *words: str) -> str:
+    done = CliRunner().invoke(key_command, [*words, "--file", str(file)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_keys_are_listed_changed_and_revoked_while_a_gateway_runs(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    limits = ("--requests-per-minute", "60", "--model", "a", "--operator")
+    alice = run_key(file, "new", "alice", *limits).strip()
+    bob = run_key(file, "new", "bob").strip()
+    ring = KeyRing(file)
+
+    def known(key: str) -> Key:
+        return ring.authenticate(f"Bearer {key}")
+
+    run_key(file, "set", "bob", "--name", "robert", "--model", "b", "--tokens-per-minute", "9000")
+    changed = known(bob)
+    assert (changed.name, changed.models, changed.tokens_per_minute) == ("robert", ["b"], 9000)
+    run_key(file, "set", "robert", "--all-models", "--tokens-per-minute", "none", "--all-metrics")
+    changed = known(bob)
+    assert (changed.models, changed.tokens_per_minute, changed.all_metrics) == ([], None, True)
+    assert changed.requests_per_minute is None
+    assert known(alice) == Key("alice", hash_key(alice), ["a"], 60, operator=True), "as it was"
+    listed = [line.split() for line in run_key(file, "list").splitlines()]
+    assert listed[1:] == [["alice", "a", "60", "-", "operator"],
+                          ["robert", "all", "-", "-", "all-metrics"]]  # fmt: skip
+    as_json = run_key(file, "list", "--json")
+    assert json.loads(as_json)[0]["requests_per_minute"] == 60
+    for shown in (as_json, run_key(file, "list")):
+        assert not any(secret in shown for secret in (alice, bob, *map(hash_key, (alice, bob))))
+    run_key(file, "revoke", "alice")
+    with pytest.raises(ApiError, match="a valid API key"):
+        known(alice)
+    assert known(bob).name == "robert"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["keys"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["revoke", "nobody"], "no key named 'nobody'"),
+        (["set", "nobody", "--operator"], "no key named 'nobody'"),
+        (["set", "me"], "nothing to change"),
+        (["set", "me", "--name", "you"], "already has a key named 'you'"),
+        (["set", "me", "--name", " "], "needs a name"),
+        (["set", "me", "--model", "a", "--all-models"], "contradict"),
+        (["new", "me"], "already has a key named 'me'"),
+    ],
+)
+def test_what_cannot_be_changed_changes_nothing(tmp_path: Path, words: list[str], why: str) -> None:
+    file = tmp_path / "keys"
+    new_key(file, "me")
+    new_key(file, "you")
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match=why):
+        run_key(file, *words)
+    assert file.read_bytes() == before
+    for wrong in ("0", "-1", "many"):
+        done = CliRunner().invoke(key_command, ["set", "me", "--tokens-per-minute", wrong])
+        assert done.exit_code == 2
+    with pytest.raises(ConfigError, match="cannot read"):
+        run_key(tmp_path / "other", "list")
+
+
+def test_a_name_in_a_list_tells_the_terminal_nothing(tmp_path: Path) -> None:
+    new_key(tmp_path / "keys", "\x1b]0;evil\x07")
+    assert "\x1b" not in run_key(tmp_path / "keys", "list")
+
+
+def test_keys_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    code = "import sys; from llmserve_gateway.commands import key; sys.stdin.read(1); key()"
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "new", f"user{number}", "--file", file],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(8)
+    ]  # fmt: skip
+    for maker in makers:
+        assert maker.stdin is not None
+        maker.stdin.write("x")
+        maker.stdin.flush()
+    made = {hash_key(maker.communicate(timeout=60)[0].strip()) for maker in makers}
+    assert {key.sha256 for key in read_keys(file)} == made
+    assert len(made) == 8
+
+
+def test_who_could_read_a_key_file_still_can(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    new_key(file, "me")
+    file.chmod(0o640)
+    run_key(file, "set", "me", "--operator")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
