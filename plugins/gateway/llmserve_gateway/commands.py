@@ -225,13 +225,9 @@ def key() -> None:
     """
 
 
-class _Rate(click.ParamType):
-    """A rate, or the word that removes it."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
-        return _NO_RATE if value == _NO_RATE else COUNT.convert(value, param, ctx)
+def rate(value: str) -> int | str:
+    """Return a rate per minute, or the word that removes one."""
+    return value if value == _NO_RATE else COUNT.convert(value, None, None)
 
 
 _NO_RATE = "none"
@@ -322,8 +318,8 @@ def revoke(name: str, file: Path) -> None:
 @click.option("--name", "new_name", help="Another name.")
 @_MODELS
 @click.option("--all-models", is_flag=True, help="Allow all models.")
-@click.option("--requests-per-minute", type=_Rate(), help="Rate limit; none removes it.")
-@click.option("--tokens-per-minute", type=_Rate(), help="Rate limit; none removes it.")
+@click.option("--requests-per-minute", type=rate, help="Rate limit; none removes it.")
+@click.option("--tokens-per-minute", type=rate, help="Rate limit; none removes it.")
 @click.option("--all-metrics/--own-metrics", default=None, help="Metrics of all models, or not.")
 @click.option("--operator/--no-operator", default=None, help="Let it load and unload models.")
 def set_(

@@ -155,8 +155,8 @@ def test_keys_are_listed_changed_and_revoked_while_a_gateway_runs(tmp_path: Path
                           ["robert", "all", "-", "-", "all-metrics"]]  # fmt: skip
     as_json = run_key(file, "list", "--json")
     assert json.loads(as_json)[0]["requests_per_minute"] == 60
-    for shown in (as_json, run_key(file, "list")):
-        assert not any(secret in shown for secret in (alice, bob, *map(hash_key, (alice, bob))))
+    for output in (as_json, run_key(file, "list")):
+        assert not any(secret in output for secret in (alice, bob, *map(hash_key, (alice, bob))))
     run_key(file, "revoke", "alice")
     with pytest.raises(ApiError, match="a valid API key"):
         known(alice)
