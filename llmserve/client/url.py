@@ -21,6 +21,9 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     # are pinged more often than every five minutes.
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # Otherwise, a new client of an address that another one has tried in vain waits as long as
+    # that before it tries: the longer the server was away, the longer after it has come back.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 # A proxy from the environment cannot reach this machine's loopback address.

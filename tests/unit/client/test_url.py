@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.client.url import HostAndPort, parse_url
+from llmserve.client.url import Endpoint, HostAndPort, parse_url
 from llmserve.errors import UsageError
+from llmserve.server.settings import free_port
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,24 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     except UsageError:
         return
     assert parse_url(str(address)) == HostAndPort(address.host, address.port)
+
+
+def test_a_new_client_does_not_wait_for_what_an_older_one_has_tried_in_vain() -> None:
+    """As a gateway's, whose Triton was away for long."""
+    port = free_port("127.0.0.1", 0, "test")
+    endpoint = Endpoint(f"127.0.0.1:{port}", False, None, None, 5.0)
+    with endpoint.open(grpc) as old:
+        states: list[tuple[float, grpc.ChannelConnectivity]] = []
+        old.subscribe(lambda state: states.append((time.monotonic(), state)), try_to_connect=True)
+        time.sleep(3.0)
+        server = grpc.server(ThreadPoolExecutor(1))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        try:
+            with endpoint.open(grpc) as new:
+                began = time.monotonic()
+                grpc.channel_ready_future(new).result(10.0)
+                assert time.monotonic() - began < 1.0
+        finally:
+            server.stop(None)
+    assert grpc.ChannelConnectivity.TRANSIENT_FAILURE in [state for _, state in states]
