@@ -8,6 +8,7 @@ from collections.abc import Callable
 from llmserve.server.find.launch import POLL
 from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.keep.states import State, Watch
+from llmserve.server.run.activity import Stops
 from llmserve.server.workarounds import DEATH_REPORTED
 
 _RELOAD_BEGINS = 15.0 + POLL
@@ -27,6 +28,7 @@ class Detector:
     def __init__(self, kept: Kept, give_up: Callable[[KeptModel], None]) -> None:
         self._kept = kept
         self._give_up = give_up
+        self._stops = Stops()
         self._loading_at = 0.0
         """When a model was last being loaded; others begin after it."""
 
@@ -37,8 +39,20 @@ class Detector:
         if ended:
             kept.lost(now, f"Triton ended: {kept.server.process.why_it_ended()}")
             self._quote_log(kept.triton)
+        elif kept.triton.alive and self._is_stopped(now):
+            kept.lost(now, "Triton is stopped, by a signal")
         elif kept.triton.alive:
             self._check_models(now)
+
+    def _is_stopped(self, now: float) -> bool:
+        """Return whether Triton hangs, since a signal has stopped it.
+
+        Of a container, that is not known: the process here only shows what it prints.
+        """
+        kept = self._kept
+        if kept.settings.runtime == "docker":
+            return False
+        return bool(self._stops.check([kept.server.pid], now))
 
     def _check_models(self, now: float) -> None:
         kept = self._kept
@@ -49,6 +63,7 @@ class Detector:
             if name in kept.models:
                 kept.models[name].died_at, kept.models[name].how = now, how
         kept.stubs.kill_given_up(loading, now)
+        stopped = kept.stubs.stopped(now)
         for model in kept.models.values():
             if not kept.triton.alive:
                 return
@@ -58,6 +73,10 @@ class Detector:
                 model.died(now, f"its process has died: {model.how}")
                 self._quote_log(model)
                 model.died_at = None
+            elif model.alive and model.name in stopped:
+                model.died(now, "its process is stopped, by a signal")
+                # Triton never would end it, and clients wait for it.
+                kept.stubs.kill(model.name)
             elif model.state is State.LOADING:
                 self._check_loading(model, now)
 

@@ -26,6 +26,7 @@ from llmserve.errors import (
 from llmserve.server.keep.states import MISSES
 from llmserve.server.keep.states import State as State
 from llmserve.server.keep.states import Watch as Watch
+from llmserve.server.run.activity import BUSY
 
 INTERVAL = 5.0
 """Seconds between two checks; a model that was idle since the last is asked for a token."""
@@ -37,8 +38,6 @@ SLOW_FRONTEND = 5.0
 """Seconds within which a frontend must react to a request, even on a busy machine."""
 BACK_EVERY, BACK_WITHIN = 0.5, 5.0
 """How often a Triton that has failed a request is asked whether it is back, and for how long."""
-_BUSY = 0.05
-"""A model whose processes use this share of the time is working, even if it answers nothing yet."""
 
 
 class Finding(Enum):
@@ -169,7 +168,7 @@ class Monitor:
     ) -> bool:
         """Return whether a model has answered or computed since the last check."""
         used = seconds.get(name, 0.0) - self._seconds.get(name, 0.0)
-        busy = self._checked_at and used > _BUSY * (time.monotonic() - self._checked_at)
+        busy = self._checked_at and used > BUSY * (time.monotonic() - self._checked_at)
         return bool(busy) or answers.get(name, -1) > self._answers.get(name, -1) >= 0
 
     async def _send_canary(self, model: Watch) -> None:
@@ -201,9 +200,11 @@ class Monitor:
             if found not in self._alive:
                 answers = await self._evidence.answers()
                 if not self._has_worked(name, answers, self._evidence.seconds()):
-                    model.missed(time.monotonic(), why)
-                    if not model.alive:
-                        self._end_hung(name)
+                    # If it is loaded again meanwhile, that was about a process that has gone.
+                    if model.alive and self._evidence.loads(name) == loads:
+                        model.missed(time.monotonic(), why)
+                        if not model.alive:
+                            self._end_hung(name)
                     return
             if found is Finding.FAILED:
                 self._failures[name] = [*self._failures.get(name, ()), why][-MISSES:]

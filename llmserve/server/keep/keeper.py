@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmserve.errors import reason
+from llmserve.errors import ServerError, reason
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.detect import Detector
 from llmserve.server.keep.health import INTERVAL, SLOW, Monitor
@@ -21,11 +21,17 @@ from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.restart import Restarter
 from llmserve.server.keep.shelf import Shelf
+from llmserve.server.run.activity import Activity
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from llmserve.client import AsyncClient
+
+_AGAIN = 1.0
+"""Seconds until a Triton that has not answered is asked again."""
+_SILENT = 5.0
+"""Seconds after which a Triton that does nothing either is silent."""
 
 
 class Keeper:
@@ -105,7 +111,7 @@ class Keeper:
     async def _send_canaries(self) -> None:
         triton = self.kept.triton
         while True:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(_AGAIN if triton.misses else INTERVAL)
             if not triton.alive:
                 continue
             try:
@@ -140,7 +146,20 @@ class _Seen:
         self._kept = kept
 
     async def answers(self) -> Mapping[str, int]:
-        return await asyncio.to_thread(self._kept.server.answers)
+        """Ask Triton, with more patience while it works."""
+        server = self._kept.server
+        asked = asyncio.ensure_future(asyncio.to_thread(server.answers))
+        # Of a container, the process here only shows what it prints.
+        is_seen = self._kept.settings.runtime != "docker"
+        before = Activity.of([server.pid])
+        while not (await asyncio.wait({asked}, timeout=_SILENT))[0] and is_seen:
+            now = Activity.of([server.pid])
+            if not now.is_work_since(before):
+                # Who waits for it has given up, and its error is this one.
+                asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+                raise ServerError(f"no answer in {_SILENT:g} s, and it does nothing")
+            before = now
+        return await asked
 
     def seconds(self) -> Mapping[str, float]:
         kept = self._kept

@@ -16,11 +16,10 @@ from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.states import State
 from llmserve.server.keep.work import Work
+from llmserve.server.run.activity import BUSY
 
 _IDLE_SECONDS, _IDLE_WITHIN = 0.3, 12.0
 """For how long a model must not compute before it is unloaded, and how long that is waited for."""
-_BUSY = 0.05
-"""The share of the time that a working model uses of a processor."""
 _TRIES = 3
 """How often a load is tried whose process did not respond to Triton for a second."""
 
@@ -153,7 +152,7 @@ class Shelf:
             before = await work.done()
             await asyncio.sleep(_IDLE_SECONDS)
             done = await work.done()
-            is_busy = done.seconds - before.seconds > _BUSY * _IDLE_SECONDS
+            is_busy = done.seconds - before.seconds > BUSY * _IDLE_SECONDS
             is_busy = is_busy or done.answers != before.answers
             if not (is_busy or any(map(self._has_canary, names))):
                 return

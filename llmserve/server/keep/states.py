@@ -22,7 +22,7 @@ from llmserve.contract.failures import back_off
 MISSES = 2
 """The number of consecutive unanswered canary requests after which something counts as dead."""
 _FIRST_WAIT, _MAX_WAIT = 0.5, 8.0
-_MAX_DEATHS, _DEATHS_WINDOW = 5, 60.0
+_DEATHS, _DEATHS_WINDOW = 5, 60.0
 
 
 class State(str, Enum):
@@ -59,6 +59,11 @@ class Watch:
     """When to restart it, if it is restarting."""
     misses: int = 0
     restarts: int = 0
+    deaths: float = _DEATHS
+    """How many of them in ``deaths_window`` seconds are too often."""
+    deaths_window: float = _DEATHS_WINDOW
+    max_wait: float = _MAX_WAIT
+    """The longest wait before a restart, in seconds."""
     _deaths: list[float] = field(default_factory=list)
 
     @property
@@ -86,6 +91,11 @@ class Watch:
         if self.state is State.SUSPECT:
             self._to(State.READY, now, "")
 
+    def works(self, now: float, why: str) -> None:
+        """Record that it has not answered a canary request, but has too much to do."""
+        if self.state in _ALIVE:
+            self._to(State.SUSPECT, now, why)
+
     def missed(self, now: float, why: str) -> None:
         if self.state not in _ALIVE:
             return
@@ -99,12 +109,12 @@ class Watch:
         """Record a death: it restarts after a wait, unless it has died too often recently."""
         if self.state in (State.RESTARTING, *_DOWN):
             return
-        self._deaths = [at for at in self._deaths if now - at < _DEATHS_WINDOW] + [now]
+        self._deaths = [at for at in self._deaths if now - at < self.deaths_window] + [now]
         self.misses = 0
-        if len(self._deaths) >= _MAX_DEATHS:
+        if len(self._deaths) >= self.deaths:
             self.failed(now, why)
         else:
-            self.restart_at = now + back_off(len(self._deaths) - 1, _FIRST_WAIT, _MAX_WAIT)
+            self.restart_at = now + back_off(len(self._deaths) - 1, _FIRST_WAIT, self.max_wait)
             self._to(State.RESTARTING, now, why)
 
     def interrupted(self, now: float, why: str) -> None:

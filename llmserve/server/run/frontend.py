@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError
 from llmserve.server.find.launch import Launch, inherited_environment
+from llmserve.server.run.activity import Activity
+from llmserve.server.run.guard import members
 from llmserve.server.run.private import new_log
 from llmserve.server.run.process import SIGNALLED, GuardedProcess, make_scratch
 
@@ -67,6 +69,10 @@ class RunningFrontend:
         finally:
             connection.close()
         return True
+
+    def activity(self) -> Activity:
+        """Return what its processes have had of the machine so far."""
+        return Activity.of(members(self.process.pid))
 
     def why_it_ended(self) -> str:
         """Return the signal that ended it, or the last line of its log."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from llmserve.server.run.activity import Stops, processor_time
 from llmserve.server.run.guard import ZOMBIE, members, name_of_signal, state_of
 from llmserve.server.workarounds import waited_for
 
@@ -36,6 +37,7 @@ class Stubs:
         self._waited_for: set[int] = set()
         self._checked_at = 0.0
         self._members: set[int] = set()
+        self._stops = Stops()
 
     def poll(self, loading: Collection[str] = ()) -> dict[str, str]:
         """Return the models of which a process has died since the last call, and what ended it.
@@ -102,8 +104,12 @@ class Stubs:
     def seconds(self, model: str) -> float:
         """Return the processor time that a model's processes have used."""
         fields = [state_of(process) for process in self.of(model)]
-        ticks = sum(int(stat[11]) + int(stat[12]) for stat in fields if stat)
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(processor_time(stat) for stat in fields if stat)
+
+    def stopped(self, now: float) -> set[str]:
+        """Return the models of which a process stays stopped."""
+        processes = [each for each in self._models if not self._zombie_counts[each]]
+        return {self._models[process] for process in self._stops.check(processes, now)}
 
 
 def _parent(process: int) -> int:

@@ -154,6 +154,22 @@ def test_a_death_of_a_process_that_has_been_replaced_counts_for_nothing() -> Non
     assert checked(model)[0].state is State.READY
 
 
+@pytest.mark.parametrize("state", [State.LOADING, State.READY])
+def test_the_silence_of_a_process_that_has_been_replaced_ends_no_other(state: State) -> None:
+    """The new one would be killed while it loads, and Triton would wait for it for ever."""
+    model, watch, hung = Model(), Watch("m", state=State.READY, misses=1), list[str]()
+
+    async def generate(model_name: str, prompt: str = "", **_: Any) -> None:
+        watch.state, watch.misses = state, 1
+        model.starts += 1
+        raise GONE
+
+    model.generate = generate  # type: ignore[method-assign,assignment]
+    monitor = Monitor(lambda: model, lambda: [watch], model, slow=1.0, end_hung=hung.append)
+    asyncio.run(monitor.check())
+    assert (watch.state, hung) == (state, [])
+
+
 def test_a_model_that_computes_is_not_silent() -> None:
     model = Model(None, GONE, GONE, GONE)
 

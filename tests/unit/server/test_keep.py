@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +42,8 @@ class Triton:
 
     renewable = True
     grpc_url, http_url, runtime = "127.0.0.1:1", "http://127.0.0.1:2", "Triton"
+    pid = 2**30
+    """That of no process."""
 
     def __init__(self, log_file: Path, *names: str, **failures: str) -> None:
         self.log_file, self.failures, self.ready = log_file, failures, [*names]
@@ -280,6 +286,60 @@ def test_a_triton_that_does_not_begin_to_load_is_restarted_for_a_model_that_it_h
     Detector(one, lambda _: None).check(time.monotonic() + 20)
     assert one.triton.state is state
     assert one.models["a"].state is (State.RESTARTING if served else State.FAILED)
+
+
+@pytest.fixture
+def idle() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_triton_that_a_signal_has_stopped_is_restarted_in_seconds(
+    folder: Path, restarts: list[ServerSettings], idle: int
+) -> None:
+    triton = Triton(folder / "log", "a")
+    triton.pid = idle
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        one = supervised(folder, triton, lines)
+        os.kill(idle, signal.SIGSTOP)
+        began = time.monotonic()
+        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        assert time.monotonic() - began < 6
+        await one.settle()
+
+    asyncio.run(scenario())
+    assert lines[0] == "triton: restarting (Triton is stopped, by a signal)"
+
+
+def test_a_triton_that_does_not_answer_is_waited_for_as_long_as_it_works(
+    folder: Path, idle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_SILENT", 0.5)
+    triton = Triton(folder / "log", "a")
+
+    def answer_late() -> dict[str, int]:
+        time.sleep(2.0)
+        return {"a": 1}
+
+    monkeypatch.setattr(triton, "answers", answer_late, raising=False)
+
+    async def seen() -> Mapping[str, int]:
+        one = supervised(folder, triton)
+        try:
+            return await keeper._Seen(one.kept).answers()
+        finally:
+            await one.settle()
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        triton.pid = busy.pid
+        assert asyncio.run(seen()) == {"a": 1}
+        busy.kill()
+    triton.pid = idle
+    with pytest.raises(ServerError, match=r"no answer in 0\.5 s, and it does nothing"):
+        asyncio.run(seen())
 
 
 def test_a_model_that_waits_for_another_to_load_is_not_taken_for_stuck(folder: Path) -> None:

@@ -155,7 +155,7 @@ async def until_it_is_ready_again(frontend: WatchedFrontend, *, ask: bool) -> No
 @pytest.mark.parametrize(
     ("victim", "number", "why"),
     [
-        ("frontend", signal.SIGSTOP, "no answer in 0.5 s"),
+        ("frontend", signal.SIGSTOP, "it is stopped, by a signal"),
         ("frontend", signal.SIGKILL, "killed by SIGKILL"),
         ("guard", signal.SIGKILL, "its guard was killed by SIGKILL"),
     ],
@@ -167,8 +167,10 @@ def test_a_frontend_that_hangs_or_ends_is_replaced_once(
     frontend = watched(start(), lines.append)
     old = frontend.running.process.pid
     os.kill(old if victim == "frontend" else guard_of(old), number)
-    asyncio.run(until_it_is_ready_again(frontend, ask=number == signal.SIGSTOP))
+    began = time.monotonic()
+    asyncio.run(until_it_is_ready_again(frontend, ask=False))
     try:
+        assert time.monotonic() - began < 10
         assert f"test: restarting ({why})" in lines
         assert frontend.restarts == 1
         assert gone(old)
@@ -176,6 +178,85 @@ def test_a_frontend_that_hangs_or_ends_is_replaced_once(
         assert frontend.running.reacts(5.0)
     finally:
         frontend.running.stop(0.0)
+
+
+def test_a_frontend_that_hangs_is_replaced(start: Callable[..., RunningFrontend]) -> None:
+    lines: list[str] = []
+    hangs = HTTP.replace("self.send_response({status})", "import time; time.sleep(60)")
+    frontend = watched(start(hangs), lines.append)
+    asyncio.run(until_it_is_ready_again(frontend, ask=True))
+    try:
+        assert "test: suspect (no answer in 0.5 s)" in lines
+        assert "test: restarting (no answer in 0.5 s)" in lines
+    finally:
+        frontend.running.stop(0.0)
+
+
+# It computes for so many seconds before it answers the first request.
+BUSY = HTTP.replace(
+    "self.send_response({status})",
+    """import time
+        began = time.monotonic()
+        while not hasattr(Handler, "done") and time.monotonic() - began < SECONDS:
+            pass
+        Handler.done = True
+        self.send_response(200)""",
+)
+
+
+def test_a_frontend_that_has_much_to_do_is_not_taken_for_one_that_hangs(
+    start: Callable[..., RunningFrontend],
+) -> None:
+    lines: list[str] = []
+    frontend = watched(start(BUSY.replace("SECONDS", "3")), lines.append)
+
+    async def until_it_answers() -> None:
+        requests = asyncio.create_task(frontend.ask(0.1, timeout=0.5))
+        deadline = time.monotonic() + 20
+        while "test: ready" not in lines:
+            assert time.monotonic() < deadline, lines
+            frontend.check(time.monotonic())
+            await asyncio.sleep(0.05)
+        requests.cancel()
+
+    asyncio.run(until_it_answers())
+    assert lines == ["test: suspect (no answer in 0.5 s, while it works)", "test: ready"]
+    assert frontend.restarts == 0
+
+
+def test_a_frontend_that_only_works_is_replaced_at_last(
+    start: Callable[..., RunningFrontend],
+) -> None:
+    lines: list[str] = []
+    frontend = watched(start(BUSY.replace("SECONDS", "60")), lines.append)
+
+    async def until_it_is_replaced() -> None:
+        requests = asyncio.create_task(frontend.ask(0.1, timeout=0.5, patience=2.0))
+        deadline = time.monotonic() + 20
+        while frontend.state is not State.RESTARTING:
+            assert time.monotonic() < deadline, lines
+            await asyncio.sleep(0.05)
+        requests.cancel()
+
+    asyncio.run(until_it_is_replaced())
+    assert lines[0] == "test: suspect (no answer in 0.5 s, while it works)"
+    assert lines[-1] == "test: restarting (no answer in 0.5 s)"
+
+
+def test_a_frontend_that_always_ends_is_started_again_for_ever(
+    start: Callable[..., RunningFrontend],
+) -> None:
+    """A `serve` whose gateway is down serves nobody, and no service manager sees that."""
+    frontend, now, waits = watched(start(), lambda _: None), 100.0, []
+    for _ in range(40):
+        frontend.died(now, "it ended")
+        assert frontend.state is State.RESTARTING
+        waits.append(frontend.restart_at - now)
+        now = frontend.restart_at + 3.0
+        frontend.loading(now)
+        frontend.loaded(now)
+    assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert waits[10:] == [60.0] * 30
 
 
 def test_a_frontend_that_cannot_be_started_yet_is_tried_again(

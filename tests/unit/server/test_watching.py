@@ -77,6 +77,22 @@ def test_a_process_that_hangs_is_killed_and_that_is_no_death(start: Start) -> No
     assert [stubs.poll() for _ in range(3)] == [{}] * 3
 
 
+def test_a_process_that_stays_stopped_is_noticed_and_one_that_goes_on_is_not(start: Start) -> None:
+    process = start("one_0_0")
+    stubs = Stubs(process.pid)
+    eventually(lambda: not stubs.poll() and stubs.of("one"))
+    assert not stubs.stopped(0.0)
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: state_of(process.pid)[:1] == ["T"])
+    assert [stubs.stopped(at) for at in (10.0, 11.0)] == [set()] * 2
+    os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: state_of(process.pid)[:1] != ["T"])
+    assert not stubs.stopped(11.5)
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: state_of(process.pid)[:1] == ["T"])
+    assert [stubs.stopped(at) for at in (12.5, 14.4, 14.5)] == [set(), set(), {"one"}]
+
+
 def test_the_model_is_known_while_triton_still_completes_its_configuration(
     tmp_path: Path, start: Start
 ) -> None:
