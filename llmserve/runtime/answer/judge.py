@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ _DAYS = {"date": f"^{_DAY}$", "date-time": f"^{_DAY}"}
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Their values are no schemas.
 _VALUES = ("const", "enum", "default", "examples")
+
+_ONE_OF = (
+    "oneOf: a value may be of two of its schemas, as far as can be told: send anyOf, or give each "
+    "a required property with a const of its own"
+)
+
+Rewrite = Callable[[Any], Any]
+"""Returns a schema of the same meaning in words that can be enforced."""
 
 
 class UnenforceableError(Exception):
@@ -150,9 +159,11 @@ def main() -> None:
         _answer({"error": f"{type(error).__name__}: {error}"})
         return
     del setup
+    # It is run as a script, which is in no package.
+    rewrite = runpy.run_path(str(Path(__file__).with_name("rewriting.py")))["enforceable"]
     _answer({})
     for line in sys.stdin.buffer:
-        _answer(_judged(llguidance, table, *json.loads(line)))
+        _answer(_judged(llguidance, table, rewrite, *json.loads(line)))
 
 
 def _answer(value: Mapping[str, Any]) -> None:
@@ -160,13 +171,13 @@ def _answer(value: Mapping[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-def _judged(library: Any, table: Any, kind: str, text: str) -> Mapping[str, Any]:
+def _judged(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str) -> Mapping[str, Any]:
     """Compile a form in a child process and return what it says, or why it ended."""
     far_end, near_end = os.pipe()
     child = os.fork()
     if not child:
         os.close(far_end)
-        _judge(library, table, kind, text, near_end)
+        _judge(library, table, rewrite, kind, text, near_end)
     os.close(near_end)
     said = _read(far_end, time.monotonic() + _WALL_SECONDS)
     os.close(far_end)
@@ -195,7 +206,7 @@ def _read(pipe: int, deadline: float) -> bytes:
         parts.append(part)
 
 
-def _judge(library: Any, table: Any, kind: str, text: str, out: int) -> None:
+def _judge(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str, out: int) -> None:
     """Compile a form within the limits and write the grammar; end the process."""
     try:
         with Path(os.devnull).open("wb") as nowhere:
@@ -209,9 +220,15 @@ def _judge(library: Any, table: Any, kind: str, text: str, out: int) -> None:
         # SIGPROF ends the process unless it is handled.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
-            grammar = _grammar(library.LLMatcher, kind, text)
-            compiled(library, table, grammar)
-            answer = {"grammar": grammar}
+            try:
+                grammar = _grammar(library.LLMatcher, rewrite, kind, text)
+                compiled(library, table, grammar)
+                answer = {"grammar": grammar}
+            except UnenforceableError:
+                if kind == "json_schema" and (as_any := _with_any_of(rewrite, text)):
+                    compiled(library, table, _grammar(library.LLMatcher, rewrite, kind, as_any))
+                    raise UnenforceableError(_ONE_OF) from None
+                raise
         except UnenforceableError as error:
             answer = {"error": str(error)}
         with open(out, "wb") as pipe:
@@ -220,13 +237,13 @@ def _judge(library: Any, table: Any, kind: str, text: str, out: int) -> None:
         os._exit(0)
 
 
-def _grammar(grammars: Any, kind: str, text: str) -> str:
+def _grammar(grammars: Any, rewrite: Rewrite, kind: str, text: str) -> str:
     """Return a form as llguidance's grammar."""
     if kind == "regex":
         return str(grammars.grammar_from_regex(text))
     if kind == "json_schema":
         try:
-            text = _with_leap_years(text)
+            text = _with_leap_years(_rewritten(rewrite, text))
             grammar = str(grammars.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS))
         except ValueError as error:
             raise UnenforceableError(str(error)) from None
@@ -240,6 +257,25 @@ def _grammar(grammars: Any, kind: str, text: str) -> str:
         except Exception as error:  # its parser raises bare exceptions
             raise UnenforceableError(str(error)) from None
     return str(grammars.grammar_from_lark(text))
+
+
+def _rewritten(rewrite: Rewrite, text: str) -> str:
+    """Return a schema in the words that can be enforced; a malformed one as it is."""
+    schema = json.loads(text)
+    with suppress(TypeError, AttributeError, ValueError, KeyError):
+        changed = rewrite(schema)
+        return text if changed == schema else json.dumps(changed)
+    return text
+
+
+def _with_any_of(rewrite: Rewrite, text: str) -> str:
+    """Return a schema with anyOf for each oneOf that is left; nothing if there is none."""
+    schema, found = json.loads(_rewritten(rewrite, text)), False
+    for part in _schemas(schema):
+        if isinstance(branches := part.pop("oneOf", None), list):
+            part["allOf"] = [*part.get("allOf", ()), {"anyOf": branches}]
+            found = True
+    return json.dumps(schema) if found else ""
 
 
 def _with_leap_years(text: str) -> str:
