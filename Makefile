@@ -5,6 +5,7 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
 	2>/dev/null && command -v "$$name" && break; done)
 BIN := .venv/bin
+DOCS := build/docs
 SOURCES := llmserve cli/llmserve_cli plugins tests
 PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
 
@@ -58,15 +59,20 @@ quick: style
 	wait $$types || { cat build/types.txt; exit 1; }; exit $$tests
 
 # The site, in build/site. Strict: a link that leads nowhere or a page outside the navigation is an error.
-docs: build/.docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+docs: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
-docs-serve: build/.docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --strict
+docs-serve: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs serve --strict
 
-build/.docs: .venv/.ready requirements-docs.txt
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -r requirements-docs.txt
-	@mkdir -p build && touch $@
+# An environment over the user's own one: the site has pages of all packages, which nobody asked to have installed.
+$(DOCS)/.ready: .venv/.demo requirements-dev.txt requirements-docs.txt
+	@echo "Setting up $(DOCS), which leaves .venv as it is; the first time takes minutes"
+	@$(BIN)/python -m venv --clear $(DOCS)
+	@packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+		echo "import site; site.addsitedir('$$(packages $(BIN)/python)')" > "$$(packages $(DOCS)/bin/python)/above.pth"
+	@$(DOCS)/bin/python -m pip install --quiet -r requirements-dev.txt -r requirements-docs.txt
+	@touch $@
 
 # Every distribution is built and installed without the checkout, which then serves a model.
 release-check: .venv/.ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,16 @@ def test_links_of_our_pages_also_work_in_the_repository() -> None:
 @pytest.mark.parametrize("uri", sorted(own_pages()))
 def test_every_page_is_in_the_navigation(uri: str) -> None:
     assert re.search(rf"[ ]{re.escape(uri)}$", NAVIGATION, re.MULTILINE)
+
+
+def test_the_site_is_made_in_an_environment_of_its_own() -> None:
+    """Whoever reads pages has asked for no command of an example in the environment of theirs."""
+    words = ["make", "--dry-run", "--always-make", "docs"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    installs = [line for line in done.stdout.splitlines() if "pip install" in line]
+    for needed in ("requirements-dev.txt", "requirements-docs.txt"):
+        (line,) = (line for line in installs if needed in line)
+        assert line.startswith("build/docs/bin/python ")
 
 
 READMES = [path for path in ROOT.glob("plugins/*/README.md") if path.parent.name != "examples"]
