@@ -19,7 +19,16 @@ OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # `build` itself takes an option of a plugin as a flag.
     **{
         f"--{name.replace('_', '-')}": dict.fromkeys(_BUILDS, ("--set", f"{name}="))
-        for name in ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization")
+        for name in (
+            "max_model_len",
+            "tensor_parallel_size",
+            "gpu_memory_utilization",
+            "max_num_seqs",
+            "quantization",
+            "kv_cache_dtype",
+            "speculative_config",
+            "revision",
+        )
     },
 }
 """Options of `vllm serve`, and the words that do the same in each of our commands: an option, or an
@@ -82,9 +91,10 @@ def of_commands() -> str:
 
 def of_options(command: str) -> str | None:
     """Return the line of a command's help on options by other names."""
-    rows = [
-        f"{theirs} ({' '.join(ours[command])})"
-        for theirs, ours in OPTIONS.items()
-        if command in ours
-    ]
-    return f"Also: {', '.join(rows)}" if rows else None
+    ours = {theirs: words[command] for theirs, words in OPTIONS.items() if command in words}
+    if not ours:
+        return None
+    names = [f"{theirs} ({words[0]})" for theirs, words in ours.items() if len(words) == 1]
+    if values := [theirs for theirs, words in ours.items() if len(words) > 1]:
+        names.append(f"{', '.join(values)} (--set)")
+    return f"Also: {', '.join(names)}"

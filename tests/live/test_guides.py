@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,17 @@ from typing import Any
 
 import pytest
 
+from llmserve.demo import demo_model_path
 from llmserve.testing import LiveTriton
 from llmserve.testing.tiny_encoders import save_classifier, save_encoder
 from tests.live.gateway import gateway_of
-from tests.site.blocks import RUN_BY, blocks
+from tests.site.blocks import RUN_BY, Block, blocks
 from tests.support import ROOT
 
 pytestmark = pytest.mark.long
 
 PAGES = [page for page, test in RUN_BY.items() if test == "tests/live/test_guides.py"]
+FINE_TUNED = "docs/guides/fine-tuned.md"
 TEXTS = ("The cats sleep on the sofa.", "Bread is made of flour.", "It rains.", "Dogs bark.")
 
 
@@ -31,6 +34,10 @@ def gateway(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield gateway.root.removeprefix("http://")
 
 
+def _blocks(page: str) -> list[Block]:
+    return [*blocks((ROOT / page).read_text(encoding="utf-8"), page)]
+
+
 @pytest.fixture(scope="module")
 def names(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The models that the guides name, as they are called here."""
@@ -39,9 +46,14 @@ def names(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ranker = save_classifier(folder / "ranker", num_labels=1)
     moods = save_classifier(folder / "moods", num_labels=3)
     demo = triton.build("hf", "demo")
+    own = folder / "my-model"
+    shutil.copytree(demo_model_path(), own)
+    (template,) = (block for block in _blocks(FINE_TUNED) if block.title.endswith(".jinja"))
+    (own / "chat_template.jinja").write_text(template.text, encoding="utf-8")
     return {
         "demo": demo,
         "writer": demo,
+        "mine": triton.build("hf", str(own)),
         "minilm": triton.build("embed", str(embedder), generator="encoder"),
         "ranker": triton.build("rerank", str(ranker), generator="classifier"),
         "moods": triton.build("classify", str(moods), generator="classifier"),
@@ -68,7 +80,7 @@ def test_what_a_guide_has_runs(
     # The blocks of a page belong together.
     space: dict[str, Any] = {"__name__": "page"}
     printed = 0
-    for block in blocks((ROOT / page).read_text(encoding="utf-8"), page):
+    for block in _blocks(page):
         if block.why_not:
             continue
         if block.language == "python":
@@ -80,6 +92,14 @@ def test_what_a_guide_has_runs(
         printed += bool(capsys.readouterr().out.strip())
     # This one shows a class of tests.
     assert printed or page.endswith("plugin.md")
+
+
+def test_a_template_of_ones_own_makes_the_prompt(
+    triton: LiveTriton, names: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = (block.text for block in _blocks(FINE_TUNED) if block.language == "python")
+    exec(compile(adapted(code, "", triton, names), FINE_TUNED, "exec", dont_inherit=True), {})
+    assert capsys.readouterr().out == "user: Hello\nassistant:\n"
 
 
 def prepare(folder: Path, model: str) -> None:

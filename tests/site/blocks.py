@@ -25,6 +25,8 @@ _GUIDES = "tests/live/test_guides.py"
 RUN_BY = {
     "README.md": "tests/live/test_readme.py",
     "docs/guides/batches.md": _GUIDES,
+    "docs/guides/fine-tuned.md": _GUIDES,
+    "docs/guides/from-ollama.md": _GUIDES,
     "docs/guides/logprobs.md": _GUIDES,
     "docs/guides/openai.md": _GUIDES,
     "docs/guides/plugin.md": _GUIDES,

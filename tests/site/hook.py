@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from tests.site import search
 from tests.site.pages import DOCS, all_pages, navigation, weight, with_links
 
 
@@ -38,3 +42,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if path in all_pages():
         return markdown
     return with_links(markdown, DOCS / path, path)
+
+
+def on_post_build(config: Any) -> None:
+    """Search the site that was built as a reader would."""
+    index = Path(config["site_dir"], "search", "search_index.json").read_text(encoding="utf-8")
+    if missed := search.misses(json.loads(index)):
+        raise PluginError("\n".join(missed))

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 
 from llmserve.builder.plan import known_options
-from llmserve.contract.options import OPTIONS
+from llmserve.contract.options import DEFAULT_LENGTH, MAX_LOGPROBS, OPTIONS
 from llmserve.plugins import hookspecs
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
+from llmserve_gateway import bodies
+from llmserve_gateway.admission import Limits
+from llmserve_gateway.batches import routes
+from llmserve_gateway.fields import MAX_ANSWERS
+from llmserve_gateway.serving import Listening
+from llmserve_gateway.value_requests import MAX_TEXTS
 from tests.site.generated import EXIT_CODES, all_commands, as_markdown, other_parts
 from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_links
+from tests.site.search import FINDS
 
 CODE = [
     path
@@ -156,6 +163,42 @@ def test_links_of_our_pages_also_work_in_the_repository() -> None:
 @pytest.mark.parametrize("uri", sorted(own_pages()))
 def test_every_page_is_in_the_navigation(uri: str) -> None:
     assert re.search(rf"[ ]{re.escape(uri)}$", NAVIGATION, re.MULTILINE)
+
+
+def test_the_limits_on_their_page_are_those_of_the_code() -> None:
+    text = (DOCS / "guides" / "limits.md").read_text(encoding="utf-8")
+    rows = {what: limit for what, limit in re.findall(r"(?m)^\| ([^|]+) \| ([^|]+) \|", text)}
+    limits, listening = Limits(), Listening()
+    expected = {
+        "Body": f"{bodies.MAX_BYTES >> 20} MB",
+        "Depth of its lists and objects": bodies.MAX_DEPTH,
+        "Length of an answer": f"{DEFAULT_LENGTH} tokens",
+        "`n`, or prompts": MAX_ANSWERS,
+        "Texts to embed or to rank": MAX_TEXTS,
+        "`logprobs`, `top_logprobs`": MAX_LOGPROBS,
+        "Requests at once": limits.max_requests,
+        "Requests that wait": limits.max_queue,
+        "Tokens in the prompts of one model": limits.max_queued_tokens,
+        "Requests of batches": f"{limits.batch_requests}, and {limits.batch_beside} beside",
+        "Unfinished batches of a key": routes.MAX_UNFINISHED,
+        "Uploads of a key at once": routes.MAX_UPLOADS,
+        "Connections": f"requests at once, those that wait, and {listening.spare_connections}",
+        "Headers": f"64 KB, in {listening.header_seconds:g} s",
+        "A body, with or without an answer": f"{listening.body_seconds:g} s",
+        "Nothing asked": f"{listening.idle_seconds:g} s",
+        "An answer that is not read": f"{listening.unread_seconds:g} s",
+        "End of the server": f"{listening.grace:g} s",
+    }
+    wrong = [what for what, limit in expected.items() if not rows[what].startswith(str(limit))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("words", FINDS)
+def test_what_readers_search_for_is_on_its_page(words: str) -> None:
+    """`make docs` asks the search of the built site itself."""
+    for page in FINDS[words]:
+        text = (DOCS / page).with_suffix(".md").read_text(encoding="utf-8").lower()
+        assert all(word in text for word in words.split()), page
 
 
 def test_the_site_is_made_in_an_environment_of_its_own() -> None:
