@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -114,6 +114,16 @@ _ABSENT = {
     "/v1/realtime": "realtime sessions",
 }
 
+# What Ollama's clients ask for, and where OpenAI's API has it.
+_OLLAMA = {
+    "chat": "/v1/chat/completions", "generate": "/v1/completions", "embed": "/v1/embeddings",
+    "embeddings": "/v1/embeddings", "tags": "/v1/models", "ps": "/v1/models",
+    "show": "/v1/models", "version": "/v1/models",
+}  # fmt: skip
+_BASE = (
+    "the base address of OpenAI's clients is this server's with /v1, that of Anthropic's without"
+)
+
 Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
 
 
@@ -158,7 +168,7 @@ class Routes:
     async def model(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["name"]
         if name not in await self._offered(key):
-            what = f"there is no model {name[:200]!r}"
+            what = f"there is no model {name[:200]!r}" if name else "/v1/models has no / at its end"
             raise ApiError(404, what, param="model", code="model_not_found")
         return json_response(await self._model(name, await self._loadable(name)))
 
@@ -414,6 +424,24 @@ def _absent(path: str) -> str:
     return ""
 
 
+def _meant(path: str, known: Collection[str]) -> str:
+    """Return where a client with a wrong base address wanted to go; nothing if that is unclear."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:1] == ["api"] and "v1" not in parts:
+        there = _OLLAMA.get(parts[1] if parts[1:] else "")
+        instead = f": {there} of OpenAI's is here" if there else ""
+        return f": Ollama's own API is not here{instead}; {_BASE}"
+    if parts == ["v1"]:
+        return f": {_BASE}, and GET /v1/models lists the models"
+    for at in range(len(parts)):
+        # What is under an endpoint is a part of it, unless it is that endpoint again.
+        before, rest = "/" + "/".join(parts[:at]), "/".join(parts[at:])
+        for place in (f"/v1/{rest}", f"/{rest}"):
+            if place in known and place != path and before not in {*known} - {place}:
+                return f": {place} is; {_BASE}"
+    return ""
+
+
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton on the first request."""
     gateway = Gateway(settings)
@@ -471,13 +499,14 @@ def make_app(settings: Settings) -> Starlette:
     async def missing(request: Request, error: Any) -> Response:
         del error
         path = request.url.path[:200]
-        body = anthropic.error_body if path.startswith("/v1/messages") else ApiError.json
+        body = anthropic.error_body if "/v1/messages" in path else ApiError.json
         for route in api_routes:
             if route.matches(request.scope)[0] == Match.PARTIAL:
                 allowed = ", ".join(sorted(route.methods or ()))
                 what = f"{path} accepts {allowed}, not {request.method}"
                 return _failure(ApiError(405, what, headers={"allow": allowed}), body)
-        what = f"there is no endpoint {request.method} {path}{_absent(path)}"
+        hint = _absent(path) or _meant(path, [route.path for route in api_routes])
+        what = f"there is no endpoint {request.method} {path}{hint}"
         return _failure(ApiError(404, what, code="not_found"), body)
 
     origins = settings.cors_origins

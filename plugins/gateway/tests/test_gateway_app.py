@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -704,6 +705,33 @@ class SeeingTriton(Triton):
     async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         info = await super().model(name, refresh=refresh)
         return replace(info, inputs={**info.inputs, "messages": ANY, "image_url": ANY})
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/openai/v1/embeddings", "/v1/embeddings"),
+        ("/api/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/generate", "/v1/completions"),
+        ("/api/none", "/v1"),
+        ("/v1", "/v1/models"),
+        ("/v1/", "/v1/models"),
+    ],
+)
+def test_a_wrong_base_address_is_told_the_right_one(path: str, meant: str) -> None:
+    answer = ask(Settings(NO_TRITON), "POST", path, json={})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 404
+    said = message.removeprefix(f"there is no endpoint POST {path}: ")
+    assert meant in re.findall(r"/[a-z0-9/]*", said), message
+    assert (answer.json().get("type") == "error") == ("messages" in path)
 
 
 @pytest.mark.parametrize(("path", "part"), IMAGES)
