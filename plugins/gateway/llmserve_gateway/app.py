@@ -254,6 +254,15 @@ class Routes:
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         parsed = anthropic.read_messages_request(await _body(request), count_only=True)
+        return json_response({"input_tokens": await self._count(request, key, parsed)})
+
+    async def count_input(self, request: Request, key: Key | None) -> Response:
+        parsed = responses.read_response_request(await _body(request))
+        count = await self._count(request, key, parsed)
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+    async def _count(self, request: Request, key: Key | None, parsed: ParsedRequest) -> int:
+        """Return how many tokens the prompt of a request has."""
         self._gateway.check_model(key, parsed.model)
         names = ("messages", "chat_template_kwargs", IMAGE_URL.name)
         options = {name: parsed.options[name] for name in names if name in parsed.options}
@@ -261,7 +270,7 @@ class Routes:
             info = await self._catalog.info(parsed.model)
             options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
-        return json_response({"input_tokens": len(report["ids"])})
+        return len(report["ids"])
 
     async def live(self, request: Request) -> Response:
         del request
@@ -471,6 +480,7 @@ def make_app(settings: Settings) -> Starlette:
     api_routes = [
         *(post(path, Endpoint(gateway, dialect)) for path, dialect in DIALECTS.items()),
         post("/v1/messages/count_tokens", guarded(routes.count_tokens, anthropic.error_body)),
+        post("/v1/responses/input_tokens", guarded(routes.count_input)),
         post("/tokenize", guarded(routes.tokenize)),
         post("/detokenize", guarded(routes.detokenize)),
         post("/models/load", guarded(routes.load)),

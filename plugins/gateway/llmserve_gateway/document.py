@@ -90,6 +90,7 @@ _OWN_SCHEMAS: Mapping[str, Any] = {
     "/v1/messages": {"messages": _ANTHROPIC_MESSAGES},
     "/v1/messages/count_tokens": {"messages": _ANTHROPIC_MESSAGES},
     "/v1/responses": {"input": {"anyOf": [_TEXT, _ITEMS]}},
+    "/v1/responses/input_tokens": {"input": {"anyOf": [_TEXT, _ITEMS]}},
 }
 _ERROR = {
     "type": "object",
@@ -104,6 +105,8 @@ _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
     "/v1/completions": ("Continue a text", read_completion, {"prompt": "Hi"}),
     "/v1/responses": ("Answer a conversation, in OpenAI's newer format",
                       responses.read_response_request, {"input": "Hi"}),
+    "/v1/responses/input_tokens": ("Count the tokens of a conversation, in that format",
+                                   responses.read_response_request, {"input": "Hi"}),
     "/v1/messages": ("Answer a conversation, in Anthropic's format",
                      anthropic.read_messages_request, {"messages": _EXAMPLE, "max_tokens": 16}),
     "/v1/messages/count_tokens": ("Count the tokens of a conversation",

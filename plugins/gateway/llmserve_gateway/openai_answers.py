@@ -123,7 +123,7 @@ class ChatWriter:
         del index
         if not self._request.logprobs or answer.logprobs is None:
             return None
-        return {"content": [_token_json(token) for token in answer.logprobs], "refusal": None}
+        return {"content": [token_json(token) for token in answer.logprobs], "refusal": None}
 
 
 class CompletionWriter(ChatWriter):
@@ -200,7 +200,7 @@ def _prompt_top_logprobs(entry: Mapping[str, Any]) -> dict[str, float] | None:
     return {top["token"]: top["logprob"] for top in entry.get("top", ())}
 
 
-def _token_json(token: Logprob) -> dict[str, Any]:
+def token_json(token: Logprob) -> dict[str, Any]:
     return {**_logprob_json(token), "top_logprobs": [_logprob_json(top) for top in token.top]}
 
 

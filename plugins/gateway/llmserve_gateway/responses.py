@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.client import Completion, Piece, ToolCall
+from llmserve.client import Completion, Logprob, Piece, ToolCall, Tools, ToolsError
+from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     Fields,
@@ -19,12 +20,21 @@ from llmserve_gateway.fields import (
     read_tools,
     without_none,
 )
-from llmserve_gateway.openai_answers import dump, dump_text
+from llmserve_gateway.openai_answers import dump, dump_text, token_json
 from llmserve_gateway.usage import CACHED, Usage
 
 _TRUNCATED = ("length", "cancelled")
 _TEXT_EVENT = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
-_IGNORED = ("include", "truncation", "prompt", "stream_options")
+# Without effect: prompts are never cut, and a request that does not fit is refused.
+_IGNORED = ("truncation", "stream_options")
+_LOGPROBS = "message.output_text.logprobs"
+# What else can be included has no place in these answers, so nothing is left out of them.
+_INCLUDABLE = (
+    _LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+)  # fmt: skip
+_TOOL = 'use {"type": "function", "name": …, "parameters": …}'
 
 
 def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
@@ -39,17 +49,29 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
         "this server does not store responses: send the conversation in input",
         "previous_response_id", "conversation", "background",
     )  # fmt: skip
+    fields.refuse("this server stores no prompts: send instructions and input", "prompt")
     options = read_sampling(fields)
     text_format = fields.mapping("text").get("format") or {"type": "text"}
     constraint, sent = read_constraint(fields, text_format, "text.format")
     options |= constraint
-    echoed = {"instructions": instructions, "metadata": fields.mapping("metadata"),
-              "text": {"format": text_format}}  # fmt: skip
+    top_logprobs = fields.option(OPTIONS["logprobs"], "top_logprobs")
+    wants_logprobs = _LOGPROBS in _included(fields) or bool(top_logprobs)
+    if wants_logprobs:
+        options["logprobs"] = top_logprobs or 0
     options["max_tokens"] = fields.length("max_output_tokens")
-    tools = read_tools(fields, messages)
+    tools = _tools(fields, messages)
     reasoning = Fields(fields.mapping("reasoning"))
     thinking = Thinking(effort=read_effort(reasoning, "effort"))
-    fields.refuse("log-probabilities are not supported here", "top_logprobs")
+    echoed = {
+        "background": False,
+        "instructions": instructions,
+        "metadata": fields.mapping("metadata"),
+        "reasoning": {"effort": thinking.effort, "summary": None},
+        "service_tier": "default",
+        "text": {"format": text_format},
+        "top_logprobs": top_logprobs or 0,
+        "truncation": "disabled",
+    }
     for name in _IGNORED:
         fields.take(name)
     options = {**without_none(options), "messages": messages, **images}
@@ -57,12 +79,33 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
         model=fields.text("model"),
         options=tools.options(options) if tools else options,
         stream=fields.boolean("stream"),
+        logprobs=wants_logprobs,
         tools=tools,
         thinking=thinking,
         echoed_fields=echoed,
         sent=sent,
         unknown=fields.unknown(),
     )
+
+
+def _included(fields: Fields) -> Sequence[str]:
+    items = {"enum": [*_INCLUDABLE]}
+    names = fields.take("include", type="array", items=items)
+    if names is None:
+        return ()
+    if not isinstance(names, list):
+        raise bad_request("include must be a list", "include")
+    if unknown := [name for name in names if name not in _INCLUDABLE]:
+        raise bad_request(f"include: {str(unknown[0])[:80]!r} is not supported", "include")
+    return names
+
+
+def _tools(fields: Fields, messages: Any) -> Tools | None:
+    try:
+        return read_tools(fields, messages)
+    except ToolsError as error:
+        # The advice is about chats.
+        raise ToolsError(error.problem, error.param, hint=error.hint and _TOOL) from None
 
 
 def _conversation(value: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -134,6 +177,10 @@ class ResponsesWriter:
         self._texts: list[str] = []
         """The text of the message that is open."""
         self._text_position, self._text_at = b"", 0
+        self._logprobs: list[dict[str, Any]] = []
+        """Those of the message that is open."""
+        self._new_logprobs: list[Logprob] = []
+        """Those of tokens whose text has yet to come."""
         options = request.options
         functions = request.tools.functions if request.tools else ()
         self._response: dict[str, Any] = {
@@ -163,7 +210,8 @@ class ResponsesWriter:
         if answer.reasoning:
             self._output.append(self._thought(answer.reasoning))
         if answer.text or not (calls or answer.reasoning):
-            self._output.append(self._message(answer.text))
+            logprobs = map(token_json, _within(answer.logprobs or (), answer.text))
+            self._output.append(self._message(answer.text, [*logprobs]))
         self._output += map(self._call, calls)
         return dump(self._final_response())
 
@@ -177,6 +225,9 @@ class ResponsesWriter:
     def chunk(self, piece: Piece) -> bytes:
         self._update(piece)
         events = b""
+        self._new_logprobs += piece.logprobs or ()
+        if piece.reasoning or piece.tool_calls:
+            self._new_logprobs = self._new_logprobs if piece.text else []
         if piece.reasoning:
             if not self._item_open or self._output[-1]["type"] != "reasoning":
                 events += self._start_item(self._thought(""))
@@ -207,7 +258,7 @@ class ResponsesWriter:
         events = self._end_item()
         self._output.append(item)
         self._item_open = True
-        self._texts = []
+        self._texts, self._logprobs = [], []
         index, started = len(self._output) - 1, {**item, "status": "in_progress"}
         if "content" in item:
             started["content"] = []
@@ -225,7 +276,9 @@ class ResponsesWriter:
         if "content" in item:
             (part,) = item["content"]
             part["text"] = "".join(self._texts)
-            extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+            extra: dict[str, Any] = {}
+            if item["type"] == "message":
+                part["logprobs"] = extra["logprobs"] = self._logprobs
             events = self._item_event(f"{part['type']}.done", text=part["text"], **extra)
             events += self._item_event("content_part.done", part=part)
         else:
@@ -244,8 +297,11 @@ class ResponsesWriter:
             self._text_at = len(self._output)
             self._text_position = dump(self._position())[1:-1]
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
-        return b'%b"sequence_number":%d,%b,"delta":%b,"logprobs":[]}\n\n' % (
-            _TEXT_EVENT, number, self._text_position, dump_text(text)
+        logprobs = [token_json(token) for token in self._new_logprobs]
+        self._logprobs += logprobs
+        self._new_logprobs = []
+        return b'%b"sequence_number":%d,%b,"delta":%b,"logprobs":%b}\n\n' % (
+            _TEXT_EVENT, number, self._text_position, dump_text(text), dump(logprobs)
         )  # fmt: skip
 
     def _position(self) -> dict[str, Any]:
@@ -269,8 +325,9 @@ class ResponsesWriter:
         suffix = f"_{len(self._output)}" if self._output else ""
         return {"id": f"{prefix}_{self._id}{suffix}", "type": kind, "status": self._status}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {**self._new_item("message", "msg"), "role": "assistant", "content": [_part(text)]}
+    def _message(self, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": [*logprobs]}
+        return {**self._new_item("message", "msg"), "role": "assistant", "content": [part]}
 
     def _thought(self, text: str) -> dict[str, Any]:
         content = [{"type": "reasoning_text", "text": text}]
@@ -289,7 +346,10 @@ class ResponsesWriter:
             "output": self._output,
             "usage": {
                 "input_tokens": input_tokens,
-                "input_tokens_details": {"cached_tokens": self.usage.cached_tokens or 0},
+                "input_tokens_details": {
+                    "cached_tokens": self.usage.cached_tokens or 0,
+                    "cache_write_tokens": 0,
+                },
                 "output_tokens": output_tokens,
                 "output_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens or 0},
                 "total_tokens": input_tokens + output_tokens,
@@ -309,5 +369,14 @@ def _tool_choice(request: ParsedRequest) -> Any:
     return {"type": "function", "name": named} if named else request.tools.choice
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _within(logprobs: Sequence[Logprob], text: str) -> list[Logprob]:
+    """Return those of the tokens that the message consists of, not of thinking and calls."""
+    start = "".join(entry.token for entry in logprobs).rfind(text)
+    if start < 0:
+        return [*logprobs]
+    found, at = [], 0
+    for entry in logprobs:
+        if start < at + len(entry.token) and at < start + len(text):
+            found.append(entry)
+        at += len(entry.token)
+    return found

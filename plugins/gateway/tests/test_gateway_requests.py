@@ -53,6 +53,37 @@ def test_options_have_the_names_of_the_tensor_contract() -> None:
     }
 
 
+def test_what_a_response_cannot_have_is_refused_in_its_own_shape() -> None:
+    asked = {"model": "m", "input": "Hi"}
+    for field, value in (("prompt", {"id": "p"}), ("include", ["poem"]), ("include", "x")):
+        with pytest.raises(ApiError, match=field) as caught:
+            read_response_request({**asked, field: value})
+        assert caught.value.param == field
+    with pytest.raises(ToolsError, match="tools") as tool:
+        read_response_request({**asked, "tools": [{"type": "web_search"}]})
+    assert '"function": {' not in str(tool.value)
+    assert '"name"' in str(tool.value)
+    # Agents send it with every request.
+    read_response_request({**asked, "include": ["reasoning.encrypted_content"]})
+
+
+def test_the_logprobs_of_a_message_are_of_its_own_tokens() -> None:
+    asked = {"model": "m", "input": "Hi", "include": ["message.output_text.logprobs"]}
+    tokens = [Logprob(i, token, -0.5) for i, token in enumerate(("<t>", "hm", "</t>", "Yes", "!"))]
+    writer = ResponsesWriter(read_response_request(asked), "x")
+    whole = writer.whole([Completion("Yes!", "stop", logprobs=(*tokens,), reasoning="hm")])
+    (part,) = json.loads(whole)["output"][1]["content"]
+    assert [entry["token"] for entry in part["logprobs"]] == ["Yes", "!"]
+    writer = ResponsesWriter(read_response_request(asked), "x")
+    events = writer.chunk(Piece("", logprobs=(*tokens[:3],), reasoning="hm"))
+    events += writer.chunk(Piece("", logprobs=(tokens[3],)))
+    events += writer.chunk(Piece("Yes!", logprobs=(tokens[4],))) + writer.closing()
+    lines = [line for line in events.decode().splitlines() if line.startswith("data: ")]
+    final = json.loads(lines[-1].removeprefix("data: "))["response"]
+    (part,) = final["output"][1]["content"]
+    assert [entry["token"] for entry in part["logprobs"]] == ["Yes", "!"]
+
+
 def test_what_user_interfaces_send_for_no_value_is_none() -> None:
     for read, body, length in (
         (read_chat, CHAT, "max_tokens"),

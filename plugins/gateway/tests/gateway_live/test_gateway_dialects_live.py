@@ -177,6 +177,34 @@ def test_stateless_responses(gateway: Gateway, model: str) -> None:
     assert [event.sequence_number for event in received] == list(range(len(received)))
     refused = gateway.post("/v1/responses", {"model": model, "input": "x", "background": True})
     assert refused.json()["error"]["param"] == "background"
+    assert whole.usage.input_tokens_details.cache_write_tokens == 0
+    assert (whole.truncation, whole.service_tier, whole.background) == (
+        "disabled",
+        "default",
+        False,
+    )
+    counted = client.responses.input_tokens.count(
+        model=model, input="What is the capital of Japan?"
+    )
+    assert counted.input_tokens == whole.usage.input_tokens
+
+
+def test_responses_include_logprobs(gateway: Gateway, model: str) -> None:
+    client = gateway.client()
+    request: Any = {"model": model, "input": "What is the capital of Japan?", "top_logprobs": 2,
+                    "include": ["message.output_text.logprobs"]}  # fmt: skip
+    whole = client.responses.create(**request)
+    ((part,),) = [item.content for item in whole.output]
+    assert "".join(entry.token for entry in part.logprobs) == ANSWER
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    assert whole.top_logprobs == 2
+    received = list(client.responses.create(**request, stream=True))
+    deltas = [event for event in received if event.type == "response.output_text.delta"]
+    streamed = [entry.logprob for event in deltas for entry in event.logprobs]
+    assert streamed == pytest.approx([entry.logprob for entry in part.logprobs], abs=1e-3)
+    (done,) = [event for event in received if event.type == "response.output_text.done"]
+    assert len(done.logprobs) == len(streamed)
+    assert not client.responses.create(model=model, input="Hi").output[0].content[0].logprobs
 
 
 @pytest.mark.parametrize("args", [["--no-stream"], ["--stream"], ["--json"], ["--chat"]])
