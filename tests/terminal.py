@@ -21,7 +21,7 @@ from llmserve.testing.command import LLMSERVE
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[>=])|\x08")
 _WAITS = re.compile(r"\x1b\[\?2004h(\x1b\[\?1l)?\x1b\[\?25l")
 """Asks the terminal to mark what is pasted and begins to draw: a message can be typed."""
-ENTER, CTRL_C, CTRL_D, CTRL_J = "\r", "\x03", "\x04", "\n"
+ENTER, CTRL_C, CTRL_D, CTRL_J, UP = "\r", "\x03", "\x04", "\n", "\x1b[A"
 
 
 def pasted(text: str) -> str:
@@ -37,7 +37,11 @@ class Terminal:
     ) -> None:
         self._controller, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        surroundings = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **(env or {})}
+        # What is typed here is kept nowhere, unless a test names a place.
+        history = {} if "XDG_STATE_HOME" in (env or {}) else {"LLMSERVE_HISTORY": ""}
+        surroundings = {
+            **os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **history, **(env or {})
+        }  # fmt: skip
 
         def take_terminal() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)

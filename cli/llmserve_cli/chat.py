@@ -15,6 +15,8 @@ import click
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_cli.completion import built_models
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
+from llmserve_cli.habits import IN_A_CONVERSATION
+from llmserve_cli.history import history
 from llmserve_cli.interrupts import (
     interrupted,
     raise_on_interrupt,
@@ -122,10 +124,12 @@ def _take_turns(
     while True:
         try:
             line = read()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as typed:
             if interrupted():
                 raise
-            # It was typed: as in a shell, it discards the line.
+            # As in a shell, it discards the line; without one, somebody wants to leave.
+            if not str(typed).strip():
+                note("Ctrl-D ends the conversation, and so does /bye")
             continue
         except EOFError:
             return
@@ -199,6 +203,11 @@ def _reader() -> Callable[[], str]:
     def begin_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    def discard(event: KeyPressEvent) -> None:
+        typed = KeyboardInterrupt(event.current_buffer.text)
+        event.app.exit(exception=typed, style="class:aborting")
+
+    keys.add("c-c")(discard)
     keys.add("enter")(end_message)
     keys.add("escape", "enter")(begin_line)
     keys.add("c-j")(begin_line)
@@ -207,7 +216,8 @@ def _reader() -> Callable[[], str]:
         multiline=True,
         prompt_continuation=" " * len(PROMPT),
         key_bindings=keys,
-        completer=WordCompleter([*KNOWN], sentence=True),
+        completer=WordCompleter([*KNOWN, *IN_A_CONVERSATION], sentence=True),
         complete_while_typing=False,
+        history=history(),
     )
     return session.prompt

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmserve.contract.options import FILL_CONTEXT
+import click
+
+from llmserve.contract.options import ALIASES, FILL_CONTEXT, OPTIONS
 from llmserve.contract.tensors import MESSAGES
-from llmserve.errors import ClientError, LLMServeError, UsageError
+from llmserve.errors import ClientError, LLMServeError, OptionError, UsageError
 from llmserve.names import near
+from llmserve_cli.assigned import NOT_BY_SET, assigned, refuse_unknown
+from llmserve_cli.habits import IN_A_CONVERSATION
+from llmserve_cli.options import range_of
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -165,7 +170,7 @@ def help_text() -> str:
     rows = [(f"{name} {command.argument}".strip(), command.help) for name, command in KNOWN.items()]
     rows += [
         ("Alt-Enter, Ctrl-J", "begins a new line"),
-        ("Ctrl-C", "stops an answer"),
+        ("Ctrl-C", "stops an answer, or discards what is typed"),
         ("Ctrl-D", "ends the conversation, as /bye does"),
     ]
     width = max(len(name) for name, _ in rows)
@@ -179,6 +184,7 @@ class Ended(Exception):
 def run_command(conversation: Conversation, line: str) -> str:
     """Run a line that begins with a slash, and return what to show."""
     name, _, argument = line.strip().partition(" ")
+    name = IN_A_CONVERSATION.get(name, name)
     if name not in KNOWN:
         hint = "/help shows them, and a space before it makes it a message"
         close = near(name, KNOWN)
@@ -204,6 +210,33 @@ def _system(conversation: Conversation, text: str) -> str:
     if not conversation.takes_messages:
         return f"{conversation.model} has no chat template, and will not see it"
     return "set, from the next message on" if conversation.system else "there is none now"
+
+
+def _set(conversation: Conversation, argument: str) -> str:
+    """Set an option of the requests to come, as ``query --set`` does for one."""
+    name, _, text = argument.replace("=", " ", 1).partition(" ")
+    name, text = name.replace("-", "_"), text.strip()
+    options = conversation.options
+    if not text:
+        chosen = {name: options.get(name, "its default")} if name else options
+        listed = ", ".join(f"{key}={value}" for key, value in chosen.items())
+        return f"{listed or 'nothing is set'}; /set NAME VALUE sets an option, default unsets it"
+    row = OPTIONS.get(ALIASES.get(name, name))
+    if name in NOT_BY_SET or (row is not None and row.set_by != "user"):
+        raise OptionError(f"/set cannot set {name}", hint="the conversation sets it")
+    if conversation.info is not None:
+        refuse_unknown(conversation.info, [name])
+    if text == "default":
+        options.pop(name, None)
+        return f"{name} has its default, from the next message on"
+    if row is not None and row.kind in ("whole", "number"):
+        try:
+            options[name] = range_of(row).convert(text, None, None)
+        except click.BadParameter as error:
+            raise OptionError(f"{name}: {error.message.rstrip('.')}") from None
+    else:
+        options.update(assigned((f"{name}={text}",)))
+    return f"{name}={options[name]}, from the next message on"
 
 
 def _model(conversation: Conversation, name: str) -> str:
@@ -270,8 +303,9 @@ def _bye(*_: object) -> str:
 
 KNOWN = {
     "/help": Command("", "shows this", lambda *_: help_text()),
-    "/reset": Command("", "forgets what was said", _reset),
+    "/reset": Command("", "forgets what was said, as /clear does", _reset),
     "/system": Command("[TEXT]", "shows or sets the system message", _system),
+    "/set": Command("[NAME VALUE]", "shows or sets options, as temperature 0.2", _set),
     "/save": Command("FILE", "writes all of it to a file, Markdown or JSON", _save),
     "/model": Command("[NAME]", "shows the model, or goes on with another one", _model),
     "/stats": Command("", "shows how fast the answers came", _stats),

@@ -13,6 +13,8 @@ COMMANDS = {
 }
 """Commands of Ollama and Docker, and ours that do the same."""
 
+IN_A_CONVERSATION = {"/clear": "/reset", "/exit": "/bye", "/quit": "/bye", "/?": "/help"}
+
 _BUILDS = ("run", "serve")
 OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "--served-model-name": dict.fromkeys((*_BUILDS, "build"), ("--name",)),

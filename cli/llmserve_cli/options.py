@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from llmserve.contract.options import INT32, OPTIONS
+from llmserve.contract.options import INT32, OPTIONS, RequestOption
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -20,10 +20,12 @@ def request_option(name: str, *, ours: bool = False) -> Callable[[C], C]:
     row = OPTIONS[name]
     flag = f"--{name.replace('_', '-')}"
     kind: Any = int if row.kind == "whole" else float
-    if ours:
-        high = None if row.high >= INT32 else row.high
-        if kind is int:
-            kind = click.IntRange(int(row.low), None if high is None else int(high))
-        else:
-            kind = click.FloatRange(row.low, high, min_open=row.above)
-    return click.option(flag, type=kind, help=row.help)
+    return click.option(flag, type=range_of(row) if ours else kind, help=row.help)
+
+
+def range_of(row: RequestOption) -> click.ParamType[Any]:
+    """Return the type of an option that is a number, with the range of the contract."""
+    high = None if row.high >= INT32 else row.high
+    if row.kind == "whole":
+        return click.IntRange(int(row.low), None if high is None else int(high))
+    return click.FloatRange(row.low, high, min_open=row.above)

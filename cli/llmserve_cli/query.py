@@ -21,8 +21,7 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
-from llmserve.names import near_or_in
-from llmserve_cli.assigned import assigned
+from llmserve_cli.assigned import NOT_BY_SET, assigned, refuse_unknown
 from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
@@ -30,13 +29,12 @@ from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, print_json
 
 if TYPE_CHECKING:
-    from llmserve.client import Client, Completion, ModelInfo, Piece
+    from llmserve.client import Client, Completion, Piece
     from llmserve.client.results import Logprob
     from llmserve_cli.prompts import Line
 
 SILENT_SECONDS = 20.0
 """Interval for checking that the server still responds, while waiting for an answer."""
-_NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "timeout"}
 
 
 @click.command()
@@ -190,7 +188,7 @@ def query(
     text = "" if prompts else read_prompt(prompt, model)
     with closing(client), nullcontext() if openai else _watched(client):
         if assigned and not openai:
-            _refuse_unknown(client.model(model), assigned)
+            refuse_unknown(client.model(model), assigned)
         if not openai and (info := client.model(model)).task not in (GENERATE, ""):
             from llmserve_cli.values import Asked, query_values
 
@@ -257,21 +255,9 @@ def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     for key in options:
         if key in taken:
             raise OptionError(f"{key} is given twice", hint="leave it out of --set")
-        if key in _NOT_BY_SET:
+        if key in NOT_BY_SET:
             raise OptionError(f"--set cannot set {key}", hint="see `llmserve query --help`")
     return options
-
-
-def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
-    """Refuse options that a model built by llmserve would silently ignore."""
-    from llmserve.client.messages import input_of
-
-    for name in options:
-        is_known = input_of(info, name) or name in ("priority", "queue_timeout")
-        if info.made_by_llmserve and not is_known:
-            names = info.inputs.keys() - _NOT_BY_SET
-            hint = near_or_in(name, names, "docs/reference/options.md")
-            raise OptionError(f"{info.name} has no option {name}", hint=hint)
 
 
 def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) -> None:

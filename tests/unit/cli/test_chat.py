@@ -23,7 +23,8 @@ from llmserve.testing import ScriptedTriton
 from llmserve_cli.chat import converse
 from llmserve_cli.conversation import Conversation, Ended, Speed, run_command
 from llmserve_cli.group import cli
-from tests.terminal import CTRL_C, CTRL_D, CTRL_J, Terminal, pasted
+from llmserve_cli.history import history
+from tests.terminal import CTRL_C, CTRL_D, CTRL_J, UP, Terminal, pasted
 
 
 class FakeClient:
@@ -37,7 +38,7 @@ class FakeClient:
         assert refresh
         if name == "missing":
             raise ModelNotReadyError("no model 'missing'")
-        return ModelInfo(name, "stream", True, 1, dict.fromkeys(self.inputs, None), {}, "1")  # type: ignore[arg-type]
+        return ModelInfo(name, "stream", True, 1, dict.fromkeys(self.inputs, True), {}, "1")  # type: ignore[arg-type]
 
     def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
         self.sent.append({"model": model, **({"prompt": prompt} if prompt else {}), **options})
@@ -160,6 +161,40 @@ def test_commands_change_the_conversation(conversation: Conversation) -> None:
     assert max(map(len, text.splitlines())) <= 72
     with pytest.raises(Ended):
         run("/bye")
+
+
+def test_options_are_set_for_the_messages_to_come() -> None:
+    client = FakeClient("messages", "temperature", "max_tokens", "ignore_eos")
+    conversation = Conversation(client, "m")
+
+    def run(line: str) -> str:
+        return run_command(conversation, line)
+
+    assert run("/set").startswith("nothing is set; /set NAME VALUE")
+    assert run("/set temperature 0.2") == "temperature=0.2, from the next message on"
+    assert run("/set max-tokens=9") == "max_tokens=9, from the next message on"
+    assert run("/set ignore_eos true") == "ignore_eos=True, from the next message on"
+    list(conversation.ask("one"))
+    sent = {key: client.sent[0][key] for key in ("temperature", "max_tokens", "ignore_eos")}
+    assert sent == {"temperature": 0.2, "max_tokens": 9, "ignore_eos": True}
+    assert run("/set temperature").startswith("temperature=0.2; ")
+    assert run("/set").startswith("temperature=0.2, max_tokens=9, ignore_eos=True; ")
+    assert run("/set temperature default").startswith("temperature has its default")
+    for line, message in {
+        "/set temprature 1": "m has no option temprature: did you mean 'temperature'?",
+        "/set temperature hot": "temperature: 'hot' is not a valid float range",
+        "/set max_tokens 0": "max_tokens: 0 is not in the range x>=1",
+        "/set messages x": "/set cannot set messages",
+    }.items():
+        with pytest.raises(UsageError, match=re.escape(message)):
+            run(line)
+    list(conversation.ask("two"))
+    assert "temperature" not in client.sent[1]
+    # What others call them.
+    assert run("/clear") == "a new conversation"
+    assert conversation.turns == []
+    with pytest.raises(Ended):
+        run("/exit")
 
 
 @pytest.mark.parametrize(
@@ -290,6 +325,62 @@ def test_what_is_typed_during_an_answer_waits_for_the_next_turn(
         "a page\nof text",
         "and half a message",
     ]
+
+
+def test_what_was_typed_is_there_in_the_next_conversation(
+    scripted: ScriptedTriton, url: str, tmp_path: Path
+) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    kept = tmp_path / "state" / "llmserve" / "history"
+    with Terminal("chat", "m", "--url", url, env={**env, "LLMSERVE_HISTORY": ""}) as terminal:
+        terminal.say("not kept")
+        terminal.wait_for("2 tokens")
+        terminal.say("", CTRL_C)
+        terminal.wait_for("Ctrl-D ends the conversation, and so does /bye\n")
+        terminal.say("", CTRL_D)
+    assert not kept.exists()
+    for message in ("one\nof two lines", "two"):
+        with Terminal("chat", "m", "--url", url, env=env) as terminal:
+            terminal.say(pasted(message))
+            terminal.wait_for("2 tokens")
+            terminal.say("", CTRL_D)
+            terminal.ends(0)
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    with Terminal("chat", "m", "--url", url, env=env) as terminal:
+        terminal.say("", UP, UP, UP, "\r")
+        terminal.wait_for("2 tokens")
+        assert json.loads(scripted.messages[-1])[-1]["content"] == "one\nof two lines"
+
+
+@pytest.mark.parametrize("kind", ["of others", "link", "folder"])
+def test_a_history_that_is_not_the_users_alone_is_not_touched(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_path / "history", tmp_path / "target"
+    target.write_text("kept")
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch(mode=0o644)
+    monkeypatch.setenv("LLMSERVE_HISTORY", str(path))
+    history().store_string("secret")
+    assert target.read_text() == "kept"
+    assert kind != "of others" or path.read_text() == ""
+
+
+def test_a_long_history_is_cut_between_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "history"
+    monkeypatch.setenv("LLMSERVE_HISTORY", str(path))
+    kept = history()
+    for number in range(30):
+        kept.store_string(f"{number} " + "x" * 40_000)
+    assert path.stat().st_size > 1 << 20
+    cut = [entry.split()[0] for entry in history().load_history_strings()]
+    assert cut == [str(number) for number in range(29, 23, -1)]
 
 
 def test_an_answer_is_stopped_before_its_first_word(scripted: ScriptedTriton, url: str) -> None:
