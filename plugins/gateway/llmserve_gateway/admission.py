@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from llmserve_gateway.value_requests import ValueRequest
 
 
+_NEWEST = 0.1
+"""The weight of the last request's time in the mean of all."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of one gateway.
@@ -81,6 +85,8 @@ class Admission:
         """What makes that room."""
         self.idle_since: float | None = 0.0
         """When the last request ended that is not of a batch, if there is none now."""
+        self._seconds = 0.0
+        """How long requests run, the last ones more than those before."""
         self._attended = 0
         self._waiting: deque[_Claim] = deque()
         self._turn_of_batches = asyncio.Lock()
@@ -150,9 +156,13 @@ class Admission:
             self._assign()
             if not claim.turn.done():
                 await self._wait_for(claim, seconds)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             try:
                 yield
             finally:
+                ran = loop.time() - began
+                self._seconds += (ran - self._seconds) * (_NEWEST if self._seconds else 1)
                 self._release(claim)
 
     @asynccontextmanager
@@ -178,14 +188,20 @@ class Admission:
             return
         most = self.limits.max_queue
         if self.waiting + claim.slots > most:
-            raise queue_full(f"{self.running} requests are running and {self.waiting} wait")
+            what = f"{self.running} requests are running and {self.waiting} wait"
+            raise queue_full(what, self._until_free(claim, self.running))
         for party in sorted(claim.parties):
             waiting = sum(other.slots for other in self._waiting if party in other.parties)
             if waiting + claim.slots > party.share(most):
                 raise queue_full(
                     f"{self._running_of[party]} requests of this {party.kind} are running and "
-                    f"{waiting} wait, which is its share"
+                    f"{waiting} wait, which is its share",
+                    self._until_free(claim, self._running_of[party]),
                 )
+
+    def _until_free(self, claim: _Claim, running: int) -> float:
+        """Return after how many seconds so many running requests have left room in the queue."""
+        return self._seconds * claim.slots / max(1, running)
 
     def _next(self, claims: Iterable[_Claim], beside: int) -> list[_Claim]:
         """Return who has a turn now: no request overtakes another, but one whose share is taken."""

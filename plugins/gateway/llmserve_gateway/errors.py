@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from llmserve.client import ToolsError
@@ -115,13 +116,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def queue_full(why: str) -> ApiError:
-    """Return the error for a request that may succeed in a moment."""
+def queue_full(why: str, seconds: float = 1.0) -> ApiError:
+    """Return the error for a request that may succeed in so many seconds, from one to a minute."""
+    after = math.ceil(min(max(seconds, 1.0), 60.0))
+    when = "a second" if after == 1 else f"{after} seconds"
     return ApiError(
         429,
-        f"too many requests: {why}; try again in a second",
+        f"too many requests: {why}; try again in {when}",
         code="queue_full",
-        headers={"retry-after": "1", "retry-after-ms": "1000"},
+        headers={"retry-after": f"{after}", "retry-after-ms": f"{after * 1000}"},
     )
 
 

@@ -442,6 +442,8 @@ class Gateway:
             self.admit(key, request, timeout),
         ):
             record.admitted = time.perf_counter()
+            if key and self.keys and not isinstance(key, BatchKey):
+                reply.headers = self.keys.headers(key)
             # Lines of batches wait for each other, which takes nothing of their time.
             if timeout is not None and not isinstance(key, BatchKey):
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))

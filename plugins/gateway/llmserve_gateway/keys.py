@@ -68,12 +68,17 @@ class _Budget:
     remaining: float
     updated: float
 
-    def take(self, amount: float, per_minute: int) -> float:
-        """Take an amount; return 0, or the seconds until that is possible."""
+    def left(self, per_minute: int) -> float:
+        """Return what is left by now."""
         now = time.monotonic()
         refill = (now - self.updated) * per_minute / _MINUTE
         self.remaining = min(per_minute, self.remaining + refill)
         self.updated = now
+        return self.remaining
+
+    def take(self, amount: float, per_minute: int) -> float:
+        """Take an amount; return 0, or the seconds until that is possible."""
+        self.left(per_minute)
         if self.remaining >= min(amount, per_minute):
             self.remaining -= amount
             return 0.0
@@ -305,6 +310,20 @@ class KeyRing:
             taken.append((budget, amount))
         if not take:
             _give_back(taken)
+
+    def headers(self, key: Key) -> dict[str, str]:
+        """Return what is left of the limits of a key, by the names of OpenAI's API."""
+        found: dict[str, str] = {}
+        for unit, rate in (
+            ("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)
+        ):  # fmt: skip
+            if rate is None:
+                continue
+            left = self._budget(key, unit, rate).left(rate)
+            found[f"x-ratelimit-limit-{unit}"] = str(rate)
+            found[f"x-ratelimit-remaining-{unit}"] = str(max(0, int(left)))
+            found[f"x-ratelimit-reset-{unit}"] = f"{(rate - left) * _MINUTE / rate:.2f}s"
+        return found
 
     def charge_answer(self, key: Key, tokens: int) -> None:
         """Count the tokens of an answer; later requests are refused if they are over the limit."""

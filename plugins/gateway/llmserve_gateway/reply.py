@@ -89,6 +89,8 @@ class Reply:
         self.error_event: Callable[[ApiError], bytes] = ApiError.event
         self.sent: Mapping[str, str] = {}
         """The fields that errors of the model are about, by their names in the tensor contract."""
+        self.headers: Mapping[str, str] = {}
+        """What every response to this request has besides."""
         self._streaming = False
 
     async def send_body(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
@@ -125,10 +127,11 @@ class Reply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.record.status = status
+        more = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self.record.id.encode())],
+                "headers": [*headers, *more, (b"x-request-id", self.record.id.encode())],
             }
         )

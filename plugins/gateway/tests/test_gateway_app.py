@@ -401,6 +401,12 @@ def test_a_key_is_limited_to_its_tokens_per_minute(tmp_path: Path) -> None:
     # 8 + 8, and the answer's 1, are 7 too many, which take 42 s at this rate.
     assert 36 <= int(second.headers["retry-after"]) <= 43
     assert int(second.headers["retry-after-ms"]) <= 43_000
+    # Those of the answer are not known yet.
+    limits = {name: value for name, value in first.headers.items() if "ratelimit" in name}
+    assert float(limits.pop("x-ratelimit-reset-tokens").removesuffix("s")) == pytest.approx(48, 0.1)
+    assert limits == {"x-ratelimit-limit-tokens": "10", "x-ratelimit-remaining-tokens": "2"}
+    without = request_via(Triton(), "/v1/completions", json=TEXT)
+    assert not [name for name in without.headers if "ratelimit" in name]
 
 
 @pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", False), ("0.0.0.0", True)])

@@ -598,6 +598,26 @@ def test_slots_are_taken_in_the_step_that_checks() -> None:
     assert left == 0
 
 
+def test_a_full_queue_says_when_it_will_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(seconds: float) -> ApiError:
+        loop, now = asyncio.get_running_loop(), 0.0
+        monkeypatch.setattr(loop, "time", lambda: now)
+        admission = Admission(Limits(max_requests=2, max_queue=0))
+        async with admission.admit():
+            now = seconds
+        async with admission.admit(2):
+            with pytest.raises(ApiError) as caught:
+                async with admission.admit():
+                    pass
+        monkeypatch.undo()
+        return caught.value
+
+    for seconds, after in ((0.0, "1"), (0.5, "1"), (30.0, "15"), (900.0, "60")):
+        error = asyncio.run(refused(seconds))
+        assert error.headers == {"retry-after": after, "retry-after-ms": f"{after}000"}
+        assert ("a second" if after == "1" else f"{after} seconds") in error.message
+
+
 def test_the_wait_for_a_slot_is_limited_by_the_requests_timeout() -> None:
     async def wait() -> tuple[ApiError, int]:
         admission = Admission(Limits(max_requests=1))
