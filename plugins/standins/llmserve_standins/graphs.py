@@ -1,7 +1,8 @@
 """Serves graphs to Triton's requests, with the implicit state of sequences.
 
-It behaves like Triton's own backends: requests whose tensors have the same shapes run as one batch,
-nothing is padded, and a sequence's state is kept from one of its requests to the next.
+It behaves like Triton's own backends: requests whose inputs have the same shapes run as one batch,
+nothing is padded, and a sequence's state is kept from one of its requests to the next. What those
+backends refuse is refused here too, and so is what they would compute wrongly without a word.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ class _Request:
     feeds: Mapping[str, Array]
     sequence: int
     flags: int
-
-    def shapes(self) -> Hashable:
-        return tuple(sorted((name, array.shape[1:]) for name, array in self.feeds.items()))
+    shapes: Hashable
+    """The shapes of its inputs; Triton forms batches by them, and ignores the shapes of states."""
 
 
 class ServedGraph:
@@ -73,7 +73,10 @@ class ServedGraph:
         states = sequences.get("state") or []
         self._initial = {state["input_name"]: _initial_state(state) for state in states}
         self._state_outputs = [state["output_name"] for state in states]
-        self._outputs = {out["name"]: numpy_type(out["data_type"]) for out in config["output"]}
+        self._outputs = [output["name"] for output in config["output"]]
+        declared = [(output["name"], output["data_type"]) for output in config["output"]]
+        declared += [(state["output_name"], state["data_type"]) for state in states]
+        self._types = {name: (kind, np.dtype(numpy_type(kind))) for name, kind in declared}
         self.states: dict[int, tuple[float, Mapping[str, Array]]] = {}
         """The time of each sequence's last request, and its current state."""
         original = f"Triton's backend {config.get('backend') or config.get('platform')}"
@@ -87,15 +90,17 @@ class ServedGraph:
         groups: dict[Hashable, list[_Request]] = {}
         for raw in requests:
             request = self._read(raw)
-            group = request.shapes() if self._batched else id(raw)
+            group = request.shapes if self._batched else id(raw)
             groups.setdefault(group, []).append(request)
         by_request: dict[int, Any] = {}
         for batch in groups.values():
             try:
                 responses = self._run(batch, now)
             except Exception as error:
-                problem = self._pb.TritonError(f"{type(error).__name__}: {error}".splitlines()[0])
-                responses = [self._pb.InferenceResponse([], problem) for _ in batch]
+                problem = f"{type(error).__name__}: {error}".splitlines()[0]
+                # An error that several responses share reaches all but one as random bytes.
+                errors = [self._pb.TritonError(problem) for _ in batch]
+                responses = [self._pb.InferenceResponse([], error) for error in errors]
             pairs = zip(batch, responses, strict=True)
             by_request.update({id(request.raw): response for request, response in pairs})
         return [by_request[id(raw)] for raw in requests]
@@ -109,15 +114,19 @@ class ServedGraph:
         if flags & START:
             self.states.pop(key, None)
         _, state = self.states.get(key, (0.0, self._initial))
-        return _Request(raw, {**feeds, **state}, key, flags)
+        shapes = tuple(sorted((name, array.shape[1:]) for name, array in feeds.items()))
+        return _Request(raw, {**feeds, **state}, key, flags, shapes)
 
     def _run(self, requests: Sequence[_Request], now: float) -> list[Any]:
-        feeds = {
-            name: np.concatenate([request.feeds[name] for request in requests])
-            for name in requests[0].feeds
-        }
+        feeds = {name: _joined(name, requests) for name in requests[0].feeds}
         names = [*self._outputs, *self._state_outputs]
         values = dict(zip(names, self._graph.run(feeds, names), strict=True))
+        for name, (declared, kind) in self._types.items():
+            if values[name].dtype != kind:
+                raise RuntimeError(
+                    f"the configuration declares {name} as {declared}, and the graph gives "
+                    f"{values[name].dtype}: declare what it gives"
+                )
         responses, start = [], 0
         for request in requests:
             count = len(next(iter(request.feeds.values())))
@@ -134,10 +143,45 @@ class ServedGraph:
     def _response(self, request: _Request, values: Mapping[str, Array], rows: slice) -> Any:
         requested = request.raw.requested_output_names() or self._outputs
         return self._pb.InferenceResponse([
-            self._pb.Tensor(name, np.ascontiguousarray(values[name][rows].astype(kind, copy=False)))
-            for name, kind in self._outputs.items()
+            self._pb.Tensor(name, np.ascontiguousarray(values[name][rows]))
+            for name in self._outputs
             if name in requested
         ])  # fmt: skip
+
+
+def _joined(name: str, requests: Sequence[_Request]) -> Array:
+    """Return a tensor of all requests.
+
+    Triton's backends take the first request's shape for all: ONNX Runtime refuses a batch that is
+    shorter than that, and otherwise both compute with the values of other positions and rows.
+    """
+    arrays = [request.feeds[name] for request in requests]
+    if len(shapes := {array.shape[1:] for array in arrays}) > 1:
+        found = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise RuntimeError(
+            f"a batch has sequences whose state {name} has the shapes {found}: Triton forms "
+            "batches by the shapes of inputs, so give the graph an input that is as long as its "
+            "state"
+        )
+    return np.concatenate(arrays)
+
+
+def sequence_inputs(config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the names of a configuration's control inputs, and of its states' inputs."""
+    sequences = config.get("sequence_batching") or {}
+    controls = [tensor["name"] for tensor in sequences.get("control_input") or []]
+    return controls, [state["input_name"] for state in sequences.get("state") or []]
+
+
+def check_input_count(config: Mapping[str, Any], read: int) -> None:
+    """Refuse a configuration that declares more or fewer inputs than the graph reads."""
+    required = [tensor for tensor in config["input"] if not tensor.get("optional")]
+    declared = len(required) + sum(map(len, sequence_inputs(config)))
+    if declared != read:
+        raise RuntimeError(
+            f"the configuration of {config['name']} declares {declared} inputs, states and "
+            f"controls included, and the graph reads {read}"
+        )
 
 
 def _initial_state(state: Mapping[str, Any]) -> Array:

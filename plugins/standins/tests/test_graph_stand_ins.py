@@ -96,17 +96,57 @@ def test_each_sequence_keeps_its_own_state_between_requests(adding: ServedGraph)
         make_request([[10]], sequence=2, flags=START),
     )
     assert first == [[[1]], [[10]]]
-    # In another order, together with a sequence whose state is shorter.
-    later = ask(
-        adding,
-        make_request([[20]], sequence=2),
-        make_request([[100]], sequence=3, flags=START),
-        make_request([[2]], sequence=1),
-    )
-    assert later == [[[30]], [[100]], [[3]]]
+    later = ask(adding, make_request([[20]], sequence=2), make_request([[2]], sequence=1))
+    assert later == [[[30]], [[3]]]
+    ask(adding, make_request([[100]], sequence=3, flags=START))
     assert ask(adding, make_request([[5]], sequence=1, flags=START)) == [[[5]]]
-    ask(adding, *(make_request([[0]], sequence=key, flags=END) for key in (1, 2, 3)))
+    for key in (1, 2, 3):
+        ask(adding, make_request([[0]], sequence=key, flags=END))
     assert adding.states == {}
+
+
+def test_states_of_other_lengths_in_a_batch_are_refused(adding: ServedGraph) -> None:
+    ask(adding, make_request([[1]], sequence=1, flags=START))
+    requests = [
+        make_request([[2]], sequence=1),
+        make_request([[100]], sequence=2, flags=START),
+        # Of other inputs, so that Triton would not put it into this batch.
+        make_request([[3, 4]], sequence=3, flags=START),
+    ]
+    *refused, answered = adding.execute(requests)
+    for response in refused:
+        assert "past__1 has the shapes [1] and [2]" in response.error.message()
+    assert answered.tensors["y__0"].tolist() == [[7]]
+    assert ask(adding, make_request([[2]], sequence=1)) == [[[3]]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"input": [{**PLAIN["input"][0], "name": "x__1"}]}, "have the places"),
+        ({"input": [*PLAIN["input"], {**PLAIN["input"][0], "name": "z__1"}]}, "declares 2 inputs"),
+        ({**STATEFUL, "output": [{**PLAIN["output"][0], "name": "y"}]}, "named name__index"),
+    ],
+)
+def test_tensors_that_libtorch_would_not_find_are_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    module: tuple[Any, ...] = (Doubling(), torch.ones((2, 3)))
+    if "sequence_batching" in changes:
+        module = (Adding(), torch.ones((2, 3)), torch.zeros((2, 1)))
+    with pytest.raises(RuntimeError, match=problem):
+        serve(tmp_path, module[0], {**PLAIN, **changes}, *module[1:])
+
+
+def test_inputs_named_as_arguments_are_passed_by_name(tmp_path: Path) -> None:
+    class Difference(torch.nn.Module):
+        def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return first - second
+
+    inputs = [{**PLAIN["input"][0], "name": name} for name in ("second", "first")]
+    model = serve(tmp_path, Difference(), {**PLAIN, "input": inputs}, *torch.ones((2, 2, 3)))
+    feeds = {"second": np.ones((1, 1), np.float32), "first": np.full((1, 1), 5, np.float32)}
+    assert ask(model, FakeRequest(feeds)) == [[[4]]]
 
 
 @pytest.mark.parametrize("manifest", [None, "{", "{}", json.dumps({"files": {"1/model.pt": "0"}})])
