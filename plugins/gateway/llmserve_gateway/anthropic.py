@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall, Tools
-from llmserve.runtime.contract import INT32, OPTIONS
+from llmserve.runtime.contract import GENERATE, INT32, OPTIONS
 from llmserve_gateway.errors import ApiError, ContextError, bad_request
 from llmserve_gateway.fields import (
     Fields,
@@ -18,16 +19,19 @@ from llmserve_gateway.fields import (
     read_format,
     read_messages,
     read_sampling,
+    read_template,
     read_text,
     without_none,
 )
 from llmserve_gateway.openai_answers import dump, dump_text
-from llmserve_gateway.usage import Usage
+from llmserve_gateway.usage import CACHED, Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "max_tokens",
             "tool_calls": "tool_use"}  # fmt: skip
 _TOOL_CHOICES = {None: None, "auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
+_PAGE, _LARGEST_PAGE = 20, 1000
+"""How many models a list has, if not said, and at most."""
 _TEXT_EVENT = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
     b'"delta":{"type":"text_delta","text":'
@@ -46,6 +50,7 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
     if (system := fields.take("system")) is not None:
         messages.insert(0, {"role": "system", "content": read_text(system, "system")})
     options = read_sampling(fields, "stop_sequences", max_temperature=1)
+    options["chat_template_kwargs"] = read_template(fields, messages, prefills=True)
     options["max_tokens"] = fields.option(OPTIONS["max_tokens"])
     if options["max_tokens"] is None and not count_only:
         raise bad_request("max_tokens must be an integer of at least 1", "max_tokens")
@@ -108,10 +113,11 @@ def _tools(fields: Fields) -> Tools | None:
 
 def _messages(message: Any) -> list[Any]:
     """Return a message as chat messages; calls and their results are blocks of its content."""
-    given = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(given, list):
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
         return [message]
-    content: list[Any] = given
+    content = given = [_without_documents(block) for block in content]
+    message = {**message, "content": given}
 
     def blocks(kind: str) -> list[dict[str, Any]]:
         return [block for block in given if isinstance(block, dict) and block.get("type") == kind]
@@ -135,6 +141,32 @@ def _messages(message: Any) -> list[Any]:
     if not calls:
         return [*tool_messages, *([{**message, "content": rest}] if rest else [])]
     return [*tool_messages, {**message, "content": rest or None, "tool_calls": calls}]
+
+
+def _without_documents(block: Any) -> Any:
+    """Return a block with the text of documents, which a chat template has no place for."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "tool_result" and isinstance(block.get("content"), list):
+        return {**block, "content": [_without_documents(each) for each in block["content"]]}
+    if kind != "document":
+        return block
+    source, cited = block.get("source"), block.get("citations")
+    source = source if isinstance(source, dict) else {}
+    form = source.get("type")
+    if form not in ("text", "content") or (
+        form == "text" and not isinstance(source.get("data"), str)
+    ):
+        what = "a document of type"
+        raise bad_request(
+            f"{what} {str(form)[:40]!r}: only text is supported, as source.type text or content",
+            "messages", "unsupported_parameter",
+        )  # fmt: skip
+    if isinstance(cited, dict) and cited.get("enabled"):
+        what = "citations: answers do not say which part of a document they are from"
+        raise bad_request(what, "messages", "unsupported_parameter")
+    text = source["data"] if form == "text" else read_text(source.get("content"), "messages")
+    parts = [block.get("title"), block.get("context"), text]
+    return {"type": "text", "text": "\n".join(str(part) for part in parts if part) + "\n\n"}
 
 
 def _without(blocks: Sequence[Any], *kinds: str) -> list[Any]:
@@ -161,9 +193,9 @@ class MessagesWriter:
         }
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
-        answer, calls, counts = answers[0], answers[0].tool_calls, self.usage
+        answer, calls = answers[0], answers[0].tool_calls
         uses = [{**_use(call), "input": json.loads(call.arguments)} for call in calls]
-        counts.update(0, answer.input_tokens, answer.output_tokens)
+        self._count(answer)
         text = self._text(answer)
         thoughts = [_thought(answer.reasoning)] if answer.reasoning else []
         texts = [{"type": "text", "text": text}] if text or not (calls or thoughts) else []
@@ -171,19 +203,19 @@ class MessagesWriter:
             **self._message,
             **self._stop,
             "content": [*thoughts, *texts, *uses],
-            "usage": {"input_tokens": counts.input_tokens, "output_tokens": counts.output_tokens},
+            "usage": self._usage(),
         }
         return dump(message)
 
     def opening(self, piece: Piece) -> bytes:
-        usage = {"input_tokens": piece.input_tokens or 0, "output_tokens": 0}
-        start = _event("message_start", message={**self._message, "usage": usage})
+        self.usage.update(0, piece.input_tokens, None, piece.extra.get(CACHED))
+        start = _event("message_start", message={**self._message, "usage": self._usage()})
         # It may not be known yet whether the answer has any text, or what comes before.
         text = b"" if self._has_parts else self._start_block({"type": "text", "text": ""})
         return start + text + _event("ping")
 
     def chunk(self, piece: Piece) -> bytes:
-        self.usage.update(0, piece.input_tokens, piece.output_tokens)
+        self._count(piece)
         text = self._text(piece)
         if not self._has_parts:
             return b"%b%b}}\n\n" % (_TEXT_EVENT, dump_text(text)) if text else b""
@@ -219,12 +251,25 @@ class MessagesWriter:
         return _event(f"content_block_{kind}", index=self._block_count - 1, **content)
 
     def closing(self) -> bytes:
-        usage = {"output_tokens": self.usage.output_tokens}
         return (
             self._end_block()
-            + _event("message_delta", delta=self._stop, usage=usage)
+            + _event("message_delta", delta=self._stop, usage=self._usage())
             + _event("message_stop")
         )
+
+    def _count(self, answer: Completion | Piece) -> None:
+        cached = answer.extra.get(CACHED)
+        self.usage.update(0, answer.input_tokens, answer.output_tokens, cached)
+
+    def _usage(self) -> dict[str, int]:
+        """Return the tokens as this API counts them: those of the cache are no other input."""
+        given, cached = self.usage.input_tokens, self.usage.cached_tokens
+        of_cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": cached or 0}
+        return {
+            "input_tokens": max(0, given - (cached or 0)),
+            **({} if cached is None else of_cache),
+            "output_tokens": self.usage.output_tokens,
+        }
 
     def failure(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error_body(error) + b"\n\n"
@@ -249,6 +294,52 @@ def _thought(text: str) -> dict[str, Any]:
 
 def _use(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def model_info(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what this API says of a model, of what OpenAI's does."""
+    created = datetime.fromtimestamp(report["created"], timezone.utc)
+    return {
+        "type": "model",
+        "id": report["id"],
+        "display_name": report["id"],
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": report["max_model_len"],
+        "max_tokens": report["max_model_len"],
+    }
+
+
+def models_page(reports: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of the models that can be sent messages."""
+    models = [model_info(report) for report in reports if report["task"] in (None, GENERATE)]
+    limit = query.get("limit", str(_PAGE))
+    if not (limit.isascii() and limit.isdecimal() and 1 <= len(limit) <= 4
+            and 1 <= int(limit) <= _LARGEST_PAGE):  # fmt: skip
+        raise bad_request(f"limit must be an integer from 1 to {_LARGEST_PAGE}", "limit")
+    names = [model["id"] for model in models]
+    start, end = 0, len(models)
+    for name in ("after_id", "before_id"):
+        if (cursor := query.get(name)) is None:
+            continue
+        if cursor not in names:
+            raise bad_request(f"{name}: there is no model {cursor[:200]!r}", name)
+        if name == "after_id":
+            start = names.index(cursor) + 1
+        else:
+            end = names.index(cursor)
+    # Before a model, those that are next to it.
+    page = (
+        models[start:end][-int(limit) :]
+        if "before_id" in query
+        else models[start:end][: int(limit)]
+    )
+    return {
+        "data": page,
+        "has_more": len(page) < end - start,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
 
 
 def error_body(error: ApiError) -> bytes:

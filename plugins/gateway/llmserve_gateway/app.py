@@ -45,11 +45,11 @@ from llmserve_gateway.gateway import (
     check_images,
     log,
 )
-from llmserve_gateway.headers import HeaderChecks
+from llmserve_gateway.headers import HeaderChecks, is_anthropics
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, json_response
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
-from llmserve_gateway.reply import Send, request_id
+from llmserve_gateway.reply import Send, id_headers, request_id
 from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
 from llmserve_gateway.value_requests import (
     read_classify,
@@ -159,10 +159,11 @@ class Routes:
         self._changing = 0
 
     async def models(self, request: Request, key: Key | None) -> Response:
-        del request
         names = await self._offered(key)
         loadable = {report["name"]: report for report in await self._catalog.loadable()}
         data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
+        if is_anthropics(request.headers):
+            return json_response(anthropic.models_page(data, request.query_params))
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
@@ -170,7 +171,9 @@ class Routes:
         if name not in await self._offered(key):
             what = f"there is no model {name[:200]!r}" if name else "/v1/models has no / at its end"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return json_response(await self._model(name, await self._loadable(name)))
+        report = await self._model(name, await self._loadable(name))
+        is_theirs = is_anthropics(request.headers)
+        return json_response(anthropic.model_info(report) if is_theirs else report)
 
     async def load(self, request: Request, key: Key | None) -> Response:
         """Load a model now, whatever has failed before, and answer when it is loaded."""
@@ -345,19 +348,20 @@ class Routes:
         """Return an endpoint that requires a key, and reports errors in the API's format."""
 
         async def endpoint(request: Request) -> Response:
+            body = anthropic.error_body if is_anthropics(request.headers) else error_body
             try:
                 key = self._gateway.authenticate(request.headers, request.scope) if keyed else None
                 response = await handler(request, key)
             except ApiError as error:
-                response = _failure(error, error_body)
+                response = _failure(error, body)
             except LLMServeError as error:
-                response = _failure(from_llmserve(error), error_body)
+                response = _failure(from_llmserve(error), body)
             except ClientDisconnected:
                 response = Response(status_code=499)
             except Exception:
                 log.exception("request for %s", request.url.path)
-                response = _failure(ApiError(500, "the gateway failed: see its log"))
-            response.headers["x-request-id"] = request_id(request.headers)
+                response = _failure(ApiError(500, "the gateway failed: see its log"), body)
+            response.raw_headers.extend(id_headers(request.headers, request_id(request.headers)))
             return response
 
         return endpoint

@@ -227,7 +227,7 @@ def key() -> None:
 
 def rate(value: str) -> int | str:
     """Return a rate per minute, or the word that removes one."""
-    return value if value == _NO_RATE else COUNT.convert(value, None, None)
+    return value if value == _NO_RATE else int(COUNT(value))
 
 
 _NO_RATE = "none"

@@ -355,19 +355,26 @@ def read_sampling(fields: Fields, stop: str = "stop", max_temperature: float = 2
     return options
 
 
-def read_template(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Take what a chat template is told besides the messages, and how it ends the prompt."""
+def read_template(
+    fields: Fields, messages: Sequence[Mapping[str, Any]], *, prefills: bool = False
+) -> dict[str, Any] | None:
+    """Take what a chat template is told besides the messages, and how it ends the prompt.
+
+    In an API that ``prefills``, a last message of the assistant is the beginning of the answer.
+    """
     arguments = fields.option(OPTIONS["chat_template_kwargs"]) or {}
     begins = fields.take("add_generation_prompt", type="boolean")
     if begins not in (None, True, False) or type(begins) is int:
         raise bad_request("add_generation_prompt must be true or false", "add_generation_prompt")
-    if fields.boolean(_CONTINUES):
-        if begins:
-            what = f"{_CONTINUES} and add_generation_prompt exclude each other"
-            raise bad_request(what, _CONTINUES)
-        if messages[-1]["role"] != "assistant":
-            what = f"{_CONTINUES} needs a last message of the assistant"
-            raise bad_request(what, _CONTINUES)
+    last = messages[-1]
+    is_said = fields.boolean(_CONTINUES)
+    if is_said and begins:
+        raise bad_request(f"{_CONTINUES} and add_generation_prompt exclude each other", _CONTINUES)
+    if is_said and last["role"] != "assistant":
+        raise bad_request(f"{_CONTINUES} needs a last message of the assistant", _CONTINUES)
+    is_begun = last["role"] == "assistant" and isinstance(last["content"], str)
+    is_begun = is_begun and bool(last["content"]) and "tool_calls" not in last
+    if is_said or (prefills and is_begun and not begins):
         arguments = {**arguments, "add_generation_prompt": False, _CONTINUES: True}
     elif begins is False:
         arguments = {**arguments, "add_generation_prompt": False}

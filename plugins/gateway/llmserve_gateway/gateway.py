@@ -391,7 +391,7 @@ class Gateway:
         }
         record = RequestRecord(request_id(headers))
         trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
-        reply = Reply(send, record, dialect.error_body)
+        reply = Reply(send, record, dialect.error_body, headers)
         try:
             await self._answer(scope, headers, receive, reply, dialect, trace)
         except (ClientDisconnected, asyncio.CancelledError, RequestCancelledError):

@@ -21,6 +21,11 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON = (b"content-type", b"application/json")
 
 
+def is_anthropics(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is of a client of Anthropic's API, which has paths of OpenAI's."""
+    return "anthropic-version" in headers
+
+
 class HeaderChecks:
     """An ASGI application that refuses some requests, and passes the others on.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve_gateway.errors import ApiError
+from llmserve_gateway.headers import is_anthropics
 
 Send = Callable[[Any], Awaitable[None]]
 
@@ -29,6 +30,12 @@ def request_id(headers: Mapping[str, str]) -> str:
     """Return the id that the client gave its request, or a new one."""
     client_id = headers.get("x-request-id", "")
     return client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(12)
+
+
+def id_headers(headers: Mapping[str, str], number: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers in which the clients of a request's API look for its id."""
+    names = (b"x-request-id", b"request-id") if is_anthropics(headers) else (b"x-request-id",)
+    return [(name, number.encode()) for name in names]
 
 
 @dataclass
@@ -82,8 +89,10 @@ class Reply:
         send: Send,
         record: RequestRecord,
         error_body: Callable[[ApiError], bytes] = ApiError.json,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._send = send
+        self._ids = id_headers(headers or {}, record.id)
         self.record = record
         self._error_body = error_body
         self.error_event: Callable[[ApiError], bytes] = ApiError.event
@@ -132,6 +141,6 @@ class Reply:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, *more, (b"x-request-id", self.record.id.encode())],
+                "headers": [*headers, *more, *self._ids],
             }
         )

@@ -656,6 +656,12 @@ def test_usage_says_how_much_of_a_prompt_was_cached_if_the_model_does(path: str)
     assert '"cached_tokens":64' in stream
     plain = request_via(Triton(), path, json={"model": "m", **body}).json()["usage"]
     assert plain.get(field, {"cached_tokens": 0}) == {"cached_tokens": 0, **written}
+    # A model of someone else may say anything.
+    count = {"model": "m", "messages": messages, "max_tokens": 1}
+    usage = request_via(Caching(), "/v1/messages", json=count).json()["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (0, 64)
+    stream = request_via(Caching(), "/v1/messages", json={**count, "stream": True}).text
+    assert '"input_tokens":6,"cache_creation_input_tokens":0,"cache_read_input_tokens":64' in stream
 
 
 @pytest.mark.parametrize(

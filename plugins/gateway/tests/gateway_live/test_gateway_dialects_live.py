@@ -9,6 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from llmserve.testing import LiveTriton
 from llmserve.testing.command import run
 
 from .process import Gateway
@@ -161,6 +162,103 @@ def test_anthropics_own_client(gateway: Gateway, model: str) -> None:
             client.create(**{**request, **wrong})
         assert refused.value.body["type"] == "error"
         assert str(*wrong.values()) in refused.value.body["error"]["message"]
+
+
+def test_anthropics_own_client_lists_models_continues_and_sends_documents(
+    gateway: Gateway, model: str
+) -> None:
+    import anthropic
+
+    client: Any = anthropic.Anthropic(base_url=gateway.root, api_key="none", max_retries=0)
+    listed = {entry.id: entry for entry in client.models.list(limit=1)}
+    assert model in listed, "it reads one page after the other"
+    one = client.models.retrieve(model)
+    for entry in (one, listed[model]):
+        assert (entry.type, entry.id, entry.display_name) == ("model", model, model)
+        assert entry.max_input_tokens == 512
+        assert entry.created_at.year >= 1970
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("nope")
+    assert missing.value.body["type"] == "error"
+    assert missing.value.request_id
+    request: dict[str, Any] = {"model": model, "max_tokens": 40}
+    # The beginning of the answer, which is then what follows.
+    begun = [*CHAT, {"role": "assistant", "content": "The capital of Japan"}]
+    continued = client.messages.create(**request, messages=begun)
+    assert continued.content[0].text == ANSWER.removeprefix("The capital of Japan")
+    assert continued._request_id
+    parts = [*CHAT, {"role": "assistant", "content": [{"type": "text", "text": "The capital of"}]}]
+    with client.messages.stream(**request, messages=parts) as stream:
+        assert "".join(stream.text_stream) == ANSWER.removeprefix("The capital of")
+        assert stream.request_id
+    counted = client.messages.count_tokens(model=model, messages=begun)
+    assert counted.input_tokens == continued.usage.input_tokens
+
+    def asked(*blocks: dict[str, Any]) -> Any:
+        return client.messages.create(**request, messages=[{"role": "user", "content": [*blocks]}])
+
+    def document(kind: str, **source: Any) -> dict[str, Any]:
+        return {"type": "document", "source": {"type": kind, **source}, "title": "Notes"}
+
+    question = {"type": "text", "text": CHAT[0]["content"]}
+    note = "Tokyo is large."
+    as_text = asked({"type": "text", "text": f"Notes\n{note}\n\n"}, question)
+    for kind, source in (
+        ("text", {"media_type": "text/plain", "data": note}),
+        ("content", {"content": note}),
+        ("content", {"content": [{"type": "text", "text": note}]}),
+    ):
+        read = asked(document(kind, **source), question)
+        assert read.usage.input_tokens == as_text.usage.input_tokens
+        assert read.content[0].text == as_text.content[0].text
+    pdf = document("base64", media_type="application/pdf", data="JVBERi0=")
+    cited = {**document("content", content=note), "citations": {"enabled": True}}
+    for block, why in ((pdf, "document of type 'base64'"), (cited, "citations")):
+        with pytest.raises(anthropic.BadRequestError, match=why):
+            asked(block, question)
+
+
+def test_anthropics_usage_says_what_of_a_prompt_was_cached(
+    triton: LiveTriton, gateway: Gateway
+) -> None:
+    import anthropic
+
+    caching = triton.build("iterative")
+    long = [{"role": "user", "content": "What is the capital of Japan? " * 12}]
+    client: Any = anthropic.Anthropic(base_url=gateway.root, api_key="none", max_retries=0).messages
+    chats: Any = gateway.client().chat.completions
+    chats.create(model=caching, messages=long, max_tokens=4)
+    usage = chats.create(model=caching, messages=long, max_tokens=4).usage
+    cached = usage.prompt_tokens_details.cached_tokens
+    assert cached >= 16
+    request = {"model": caching, "max_tokens": 4, "messages": long}
+    with client.stream(**request) as stream:
+        final = stream.get_final_message()
+    for message in (client.create(**request), final):
+        counts = message.usage
+        assert counts.cache_read_input_tokens == cached
+        assert counts.input_tokens == usage.prompt_tokens - cached
+        assert counts.cache_creation_input_tokens == 0
+
+
+def test_what_only_anthropics_clients_read_is_for_them(gateway: Gateway, model: str) -> None:
+    body = {"model": model, "max_tokens": 2, "messages": CHAT}
+    for theirs in (False, True):
+        headers = {
+            "x-request-id": "mine",
+            **({"anthropic-version": "2023-06-01"} if theirs else {}),
+        }
+        answers = [gateway.post("/v1/messages", {**body, **more}, **headers)
+                   for more in ({}, {"stream": True}, {"max_tokens": 0})]  # fmt: skip
+        answers += [gateway.post("/v1/messages/count_tokens", body, **headers)]
+        answers += [httpx.get(f"{gateway.url}/models", headers=headers)]
+        ids = {answer.headers.get("request-id") for answer in answers}
+        assert ids == {"mine" if theirs else None}
+        assert {answer.headers["x-request-id"] for answer in answers} == {"mine"}
+        assert ("object" in answers[-1].json()) is not theirs
+        for query in ("limit=0", "limit=x", "after_id=nope"):
+            wrong = httpx.get(f"{gateway.url}/models?{query}", headers=headers)
+            assert wrong.status_code == (400 if theirs else 200)
 
 
 def test_stateless_responses(gateway: Gateway, model: str) -> None:
