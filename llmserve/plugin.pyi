@@ -4,6 +4,7 @@ from llmserve.builder.causal import DTYPE_OPTION as DTYPE_OPTION
 from llmserve.builder.causal import ENCODER as ENCODER
 from llmserve.builder.causal import PLACEMENT_OPTIONS as PLACEMENT_OPTIONS
 from llmserve.builder.causal import ModelKind as ModelKind
+from llmserve.builder.causal import allowed as allowed
 from llmserve.builder.causal import check_causal as check_causal
 from llmserve.builder.causal import check_kind as check_kind
 from llmserve.builder.causal import place_causal_model as place_causal_model

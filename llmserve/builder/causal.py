@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from llmserve.builder.source import ModelSource
-from llmserve.builder.source_files import check_intact, weight_files
+from llmserve.builder.source import DEMO, ModelSource
+from llmserve.builder.source_files import check_intact, check_links, weight_files
+from llmserve.builder.weights.check import check_weights
+from llmserve.contract.tasks import CLASSIFY, EMBED, GENERATE, RERANK
 from llmserve.errors import ModelKindError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option
 
@@ -66,7 +68,7 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
     Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator must have
     ``PLACEMENT_OPTIONS``.
     """
-    check_causal(context.source, trust_remote_code=bool(context.options["trust_remote_code"]))
+    check_causal(context.source, **allowed(context))
     return place_model(context)
 
 
@@ -109,15 +111,70 @@ CLASSIFIER = ModelKind(
 )  # fmt: skip
 
 
-def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
+KINDS: Mapping[str, ModelKind] = {
+    GENERATE: CAUSAL, EMBED: ENCODER, RERANK: CLASSIFIER, CLASSIFY: CLASSIFIER,
+}  # fmt: skip
+"""The kind of model that does a task."""
+
+
+class Allowed(TypedDict):
+    """What a build's options allow, and where it reports."""
+
+    trust_remote_code: bool
+    pickle: bool
+    report: Callable[[str], None]
+
+
+def allowed(context: BuildContext) -> Allowed:
+    """Return the arguments of ``check_causal`` and ``check_kind`` for a build."""
+    return {
+        "trust_remote_code": bool(context.options["trust_remote_code"]),
+        "pickle": bool(context.options["pickle"]),
+        "report": context.report,
+    }
+
+
+def check_causal(
+    source: ModelSource,
+    *,
+    trust_remote_code: bool,
+    pickle: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
     """Refuse damaged models, models of other kinds, and code that the user has not allowed."""
-    check_kind(source, CAUSAL, trust_remote_code=trust_remote_code)
+    check_kind(source, CAUSAL, trust_remote_code=trust_remote_code, pickle=pickle, report=report)
 
 
-def check_kind(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool) -> None:
-    """The same for any kind; a model that names its architectures is of the kind that they say."""
+def check_kind(
+    source: ModelSource,
+    kind: ModelKind,
+    *,
+    trust_remote_code: bool,
+    pickle: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
+    """The same for any kind; a model that names its architectures is of the kind that they say.
+
+    Its weights have to be those of the model that its configuration describes.
+    """
     # Without this, a plugin that loads the model to convert it would report a library's error.
-    check_intact(weight_files(source, pickle=False))
+    files = weight_files(source, pickle=pickle)
+    check_links(files, source.folder)
+    check_intact(files)
+    _check_names(source, kind, trust_remote_code=trust_remote_code)
+    # Our own is in the package, and its tests load it.
+    if source.asked != DEMO:
+        check_weights(
+            source.path,
+            asked=source.asked,
+            loader=kind.loader,
+            trust_remote_code=trust_remote_code,
+            pickle=pickle,
+            report=report,
+        )
+
+
+def _check_names(source: ModelSource, kind: ModelKind, *, trust_remote_code: bool) -> None:
     config = source.config()
     names = config.get("architectures") or []
     has_code = kind.loader in (config.get("auto_map") or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmserve.builder.causal import check_causal
+from llmserve.builder.causal import allowed, check_causal
 from llmserve.builder.source import read_object
 from llmserve.errors import OptionError
 from llmserve.plugins.options import Option
@@ -52,7 +52,7 @@ def draft_context(context: BuildContext) -> BuildContext | None:
             "draft_model and prompt_lookup are both given", hint="leave one of them out"
         )
     draft = replace(context, model=str(options["draft_model"]), options={**options, "revision": ""})
-    check_causal(draft.source, trust_remote_code=bool(options["trust_remote_code"]))
+    check_causal(draft.source, **allowed(draft))
     if _vocabulary(draft) != _vocabulary(context):
         raise OptionError(
             f"{draft.source.asked} and {context.source.asked} have different vocabularies",

@@ -295,6 +295,16 @@ def fetch_file(
         return Path(hf_hub_download(repo_id, file, **chosen))
 
 
+def cached(repo_id: str, commit: str) -> Path | None:
+    """Return the folder of a snapshot that was downloaded before, None if there is none."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    found = try_to_load_from_cache(repo_id, "config.json", revision=commit)
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def newest_commit(repo_id: str, *, revision: str = "") -> str | None:
     """Return the commit that the hub has now; None if it does not answer at once."""
     try:

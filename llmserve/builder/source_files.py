@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from llmserve.builder.source import (
     PICKLED,
     WEIGHTS,
     ModelSource,
-    damaged,
     read_json,
     read_object,
 )
+from llmserve.builder.weights.stored import INDEX, read_stored, shards_of
 from llmserve.errors import ModelSourceError
 
 _TEMPLATES = {"chat_template.jinja", "chat_template.json"}
@@ -86,7 +85,14 @@ def weight_files(source: ModelSource, *, pickle: bool) -> list[Path]:
 def _all(source: ModelSource) -> list[Path]:
     if not source.path.is_dir():
         return []
-    return sorted(path for path in source.path.iterdir() if path.is_file())
+    paths = sorted(source.path.iterdir())
+    for path in paths:
+        if not path.exists() and path.is_symlink():
+            raise ModelSourceError(f"{path} is a link to nothing", hint="put the file itself there")
+        if not (path.is_file() or path.is_dir()):
+            # Whoever opened it would wait for what another program writes into it.
+            raise ModelSourceError(f"{path} is no file", hint="put a file there")
+    return [path for path in paths if path.is_file()]
 
 
 def check_links(files: Iterable[Path], folder: Path) -> None:
@@ -108,8 +114,6 @@ def check_links(files: Iterable[Path], folder: Path) -> None:
 
 
 _OBJECTS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-_LARGEST_HEADER = 100_000_000
-"""The limit of the safetensors library itself."""
 
 
 def check_intact(files: Iterable[Path]) -> None:
@@ -117,32 +121,12 @@ def check_intact(files: Iterable[Path]) -> None:
     for file in files:
         if file.name in _OBJECTS:
             read_object(file)
+        elif file.name.endswith(INDEX):
+            shards_of(file)
         elif file.suffix == ".json":
             read_json(file)
         elif file.suffix == ".safetensors":
-            _check_safetensors(file)
-
-
-def _check_safetensors(path: Path) -> None:
-    """Compare the header, which gives each tensor's position, with the size of the file."""
-    try:
-        with path.open("rb") as stream:
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            # A Git LFS pointer or an error page instead of the file is text: its first bytes give a
-            # number beyond the limit.
-            if len(prefix) < 8 or length > _LARGEST_HEADER:
-                raise ValueError("it does not begin as a safetensors file does")
-            header = json.loads(stream.read(length))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        expected = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
-        size = path.stat().st_size
-        if size < expected:
-            raise ValueError(f"it has {size} bytes of {expected}")
-    except (KeyError, TypeError, IndexError, AttributeError):
-        raise damaged(path, "its header describes no tensors") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from None
+            read_stored(file)
 
 
 def config_files(folder: Path) -> list[Path]:

@@ -10,11 +10,14 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from llmserve.builder.source import is_checkpoint, is_gguf
+from llmserve.builder.causal import KINDS
+from llmserve.builder.source import DEMO, cached, is_checkpoint, is_gguf
 from llmserve.builder.source_files import check_code, config_files
+from llmserve.builder.weights.check import check_weights
 from llmserve.contract.names import MANIFEST
 from llmserve.errors import ModelSourceError, reason
 from llmserve.packages import (
@@ -88,6 +91,8 @@ def check_repository(
             problems += check_files(model, quick=quick)
             problems += check_components(repository, model, model.manifest)
             problems += check_code_of(model.folder, model.manifest)
+            if not quick:
+                problems += check_weights_of(model, model.manifest)
             if served_here:
                 problems += check_needs(model.name, model.manifest)
     if served_here and has_embedded() and (numpy := too_new_numpy()):
@@ -367,6 +372,42 @@ def check_code_of(folder: Path, manifest: Manifest) -> Iterator[Problem]:
                 check_code(config_files(version / path), trusted=False)
             except ModelSourceError as error:
                 yield Problem.of(error, folder.name, hint="build it again")
+
+
+def check_weights_of(model: Model, manifest: Manifest) -> Iterator[Problem]:
+    """Check that weights are whole, as a build does; those outside may have changed since."""
+    kind = KINDS.get(manifest.task)
+    # Our own is whole, unless somebody has edited it.
+    if kind is None or (manifest.source.get("kind") == DEMO and not model.edits()):
+        return
+    for component in manifest.components.values():
+        settings = component["settings"]
+        for placed in (settings, settings.get("draft")):
+            folder = _weights_folder(model, placed) if isinstance(placed, Mapping) else None
+            if folder is None:
+                continue
+            try:
+                check_weights(
+                    folder,
+                    asked="it",
+                    loader=kind.loader,
+                    trust_remote_code=manifest.trust_remote_code,
+                    pickle=bool(settings.get("pickle")),
+                )
+            except ModelSourceError as error:
+                yield Problem.of(error, model.name, hint="build it again")
+
+
+def _weights_folder(model: Model, settings: Mapping[str, Any]) -> Path | None:
+    """Return where a component's checkpoint is; None if it has none, or it is not here."""
+    if isinstance(path := settings.get("path"), str) and path:
+        folder: Path | None = model.last_version / path
+    elif settings.get("id") and settings.get("revision"):
+        # One that is not here is downloaded when the model is loaded.
+        folder = cached(str(settings["id"]), str(settings["revision"]))
+    else:
+        return None
+    return folder if folder and is_checkpoint(folder) else None
 
 
 def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import llmserve
 from llmserve.builder.build import BuildSpec, build_spec
@@ -62,7 +64,10 @@ CONFIGURATION = "is not a model's configuration"
         bad_weights(b"version https://git-lfs.github.com/spec/v1\n", "does not begin as"),
         bad_weights(safetensors([]), "describes no tensors"),
         bad_weights(safetensors({"x": 1}), "describes no tensors"),
-        bad_weights(safetensors({"x": {"data_offsets": [0, 8]}}, b"1234567"), r"\d+ bytes of \d+"),
+        bad_weights(
+            safetensors({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234567"),
+            r"\d+ bytes of \d+",
+        ),
         bad_weights((9).to_bytes(8, "little") + b"{", "Expecting"),
         (with_changes("config.json", architectures=[1]), CONFIGURATION),
         (with_changes("config.json", architectures="LlamaForCausalLM"), CONFIGURATION),
@@ -100,10 +105,14 @@ def test_a_tokenizer_configuration_that_is_a_list_is_refused(folder: Path, repo:
 
 
 def test_a_tokenizer_that_hardly_fits_the_model_is_reported(folder: Path, repo: Path) -> None:
-    edit_json(folder / "config.json", vocab_size=50257)
+    edit_json(folder / "config.json", vocab_size=2100)
+    weights = load_file(folder / "model.safetensors")
+    rows = weights["transformer.wte.weight"]
+    weights["transformer.wte.weight"] = np.concatenate([rows, rows, rows])[:2100]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     reports: list[str] = []
     build_spec(BuildSpec("hf", str(folder), output=repo), report=reports.append)
-    assert any("has 1024 tokens and the model 50257: does it belong" in line for line in reports)
+    assert any("has 1024 tokens and the model 2100: does it belong" in line for line in reports)
 
 
 def test_one_kind_of_the_generators_weights_is_enough(tmp_path: Path) -> None:

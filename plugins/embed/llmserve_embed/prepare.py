@@ -19,6 +19,7 @@ from llmserve.plugin import (
     OptionError,
     OutputError,
     PluginError,
+    allowed,
     check_kind,
     encoder_layout,
     install_command,
@@ -83,7 +84,7 @@ def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> 
 
 def _common(context: BuildContext, kind: ModelKind, *, pools: bool) -> dict[str, Any]:
     options = context.options
-    check_kind(context.source, kind, trust_remote_code=bool(options["trust_remote_code"]))
+    check_kind(context.source, kind, **allowed(context))
     longest, chosen = max_length(context.source), int(options["max_length"])
     if 0 < chosen <= _SPECIAL:
         raise OptionError(

@@ -17,6 +17,7 @@ from llmserve.plugin import (
     Tensor,
     add_inputs,
     add_outputs,
+    allowed,
     check_causal,
 )
 from llmserve_gpt2.export import names
@@ -153,7 +154,7 @@ _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, Any]:
     """Export the model into a part and configure it; return the settings for the session."""
     _place_on_device(context)
-    check_causal(context.source, trust_remote_code=bool(context.options["trust_remote_code"]))
+    check_causal(context.source, **allowed(context))
     exported = export(
         _load(context), form, context.folder, name=context.source.asked, report=context.report
     )

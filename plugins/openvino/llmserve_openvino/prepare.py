@@ -17,6 +17,7 @@ from llmserve.plugin import (
     OptionError,
     OutputError,
     PluginError,
+    allowed,
     check_causal,
     draft_context,
     install_command,
@@ -43,7 +44,7 @@ _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "t
 def prepare(context: BuildContext) -> Mapping[str, Any]:
     """Place a model that is already converted, or convert it."""
     source, options = context.source, context.options
-    check_causal(source, trust_remote_code=bool(options["trust_remote_code"]))
+    check_causal(source, **allowed(context))
     place_instances(context.config, "cpu", 1)
     if options["int4_group"] == 0:
         raise OptionError("int4_group cannot be 0", hint="use 1 or more, or -1 for whole rows")

@@ -12,6 +12,8 @@ from llmserve.plugin import (
     Assembly,
     BuildContext,
     Container,
+    allowed,
+    check_causal,
     model_vocabulary,
     tokenizer_files,
     weight_files,
@@ -47,6 +49,8 @@ def assemble(assembly: Assembly) -> None:
 
 def _assemble_engine(assembly: Assembly, target: Target) -> None:
     options, context = assembly.options, assembly.context
+    if options["build_engine"]:
+        check_causal(context.source, **allowed(context))
     folder = build_or_explain(context, target)
     built = engine.read_engine(folder)
     engine.check_engine(built, target.version, batching=target.batching, options=options)
@@ -76,6 +80,7 @@ def _assemble_engine(assembly: Assembly, target: Target) -> None:
 
 def _assemble_llmapi(assembly: Assembly, target: Target) -> None:
     options, context = assembly.options, assembly.context
+    check_causal(context.source, **allowed(context))
     config = context.source.config()
     own_length = config.get("max_position_embeddings") or config.get("n_positions") or 0
     lengths = [length for length in (options["max_seq_len"], own_length) if length]

@@ -14,6 +14,7 @@ from llmserve.plugin import (
     BuildContext,
     Container,
     OptionError,
+    allowed,
     check_causal,
     near,
     place_instances,
@@ -40,7 +41,7 @@ print(json.dumps([field.name for field in dataclasses.fields(EngineArgs)]))
 
 def prepare(context: BuildContext) -> Mapping[str, Any]:
     source, options = context.source, context.options
-    check_causal(source, trust_remote_code=bool(options["trust_remote_code"]))
+    check_causal(source, **allowed(context))
     others = other_args(options)
     _check_names(others, context)
     # One process drives all GPUs; another instance would want the same ones.
