@@ -68,6 +68,7 @@ class TritonPythonModel:
                 pb_utils=pb_utils,
                 outputs=declared_outputs(manifest),
                 answers=contract.get("answers", TOKENS),
+                built=int((home / MANIFEST).stat().st_mtime),
             )
             if contract.get("shared_stream") == NUMBER and parts.decoupled:
                 self._shared = SharedStreams(parts)

@@ -213,6 +213,8 @@ class Parts:
     """What the generator answers with."""
     shared: Any = None
     """The model's ``SharedStreams``, if it has any; a driver that holds jobs need not know them."""
+    built: int | None = None
+    """When the model was built, in seconds since 1970, as far as its files tell."""
 
 
 def strings(values: Sequence[str]) -> npt.NDArray[Any]:

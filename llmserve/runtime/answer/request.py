@@ -93,6 +93,8 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
         # In the order of the model's classes, if its answers are such.
         about["labels"] = getattr(parts.formatter, "labels", None)
         about["prompts"] = [*getattr(parts.tokenizer, "prompts", ())]
+        about["special_tokens"] = getattr(parts.tokenizer, "special_tokens", None)
+        about["built"] = parts.built
     return json.dumps(about, ensure_ascii=False)
 
 

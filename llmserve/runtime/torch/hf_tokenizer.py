@@ -61,6 +61,14 @@ class TransformersTokenizer:
         template = getattr(self._tokenizer, "chat_template", None)
         return "\n".join(template.values()) if isinstance(template, dict) else template
 
+    @property
+    def special_tokens(self) -> Mapping[str, Any]:
+        """The texts of special tokens by their usual names, and those put around each text."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        texts = {name: getattr(self._tokenizer, name, None) for name in names}
+        named = {name: None if text is None else str(text) for name, text in texts.items()}
+        return {**named, "around": self.encode("")}
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         try:
             with panics_as_errors():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -236,12 +236,27 @@ class Routes:
                 options = await self._gateway.tools.place(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
+        bare = fields.take("add_special_tokens", type="boolean") is False
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
         ids = report["ids"]
+        if bare and messages is None:
+            async with self._loaded(request, key, name):
+                ids = _without(ids, (await self._catalog.special_tokens(name)).get("around", []))
         return json_response(
             {"count": len(ids), "max_model_len": report["context_length"], "tokens": ids,
              "token_strs": None}
         )  # fmt: skip
+
+    async def tokenizer_info(self, request: Request, key: Key | None) -> Response:
+        """Return what lm-eval and others read of vLLM's: the special tokens and the template."""
+        name = await self._model_name(Fields(dict(request.query_params)), key)
+        async with self._loaded(request, key, name):
+            tokens = await self._catalog.special_tokens(name)
+            template = await self._catalog.chat_template(name)
+        if not tokens:
+            raise ApiError(400, f"{name!r} does not report its special tokens", param="model")
+        named = {each: text for each, text in tokens.items() if each != "around"}
+        return json_response({**named, "chat_template": template})
 
     async def detokenize(self, request: Request, key: Key | None) -> Response:
         fields = Fields(await _body(request))
@@ -405,7 +420,7 @@ class Routes:
         return {
             "id": name,
             "object": "model",
-            "created": 0,
+            "created": await self._catalog.built(name),
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
             "task": loadable["task"] if loadable else (await self._catalog.info(name)).task,
@@ -427,6 +442,17 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json) -> Response:
     return Response(body(error), error.status, error.headers, media_type="application/json")
+
+
+def _without(ids: Sequence[int], around: Sequence[int]) -> list[int]:
+    """Return the ids of a text without those that its tokenizer puts around each text."""
+    before = 0
+    while before < min(len(ids), len(around)) and ids[before] == around[before]:
+        before += 1
+    # What is left of them has to be at the end.
+    after = len(around) - before
+    # A text that is one of them is not put between them again.
+    return [*ids[before : len(ids) - after]] or [*ids]
 
 
 def _absent(path: str) -> str:
@@ -487,6 +513,7 @@ def make_app(settings: Settings) -> Starlette:
         post("/v1/responses/input_tokens", guarded(routes.count_input)),
         post("/tokenize", guarded(routes.tokenize)),
         post("/detokenize", guarded(routes.detokenize)),
+        Route("/tokenizer_info", guarded(routes.tokenizer_info)),
         post("/models/load", guarded(routes.load)),
         post("/models/unload", guarded(routes.unload)),
         Route("/v1/models", guarded(routes.models)),

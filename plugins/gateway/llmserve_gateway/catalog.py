@@ -36,7 +36,7 @@ _INSPECT_SECONDS = 30.0
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
-_OPTIONAL = ("chat_template", "longest_prompt", "labels", "prompts")
+_OPTIONAL = ("chat_template", "longest_prompt", "labels", "prompts", "special_tokens", "built")
 """What models of older versions do not report about prompts."""
 
 Supervisor = Path | Callable[[], dict[str, Any]] | None
@@ -210,6 +210,16 @@ class Catalog:
         """Return the text of a model's chat template, if the model reports it."""
         template = (await self._description(name)).get("chat_template")
         return template if isinstance(template, str) else None
+
+    async def built(self, name: str) -> int:
+        """Return when a model was built, in seconds since 1970; 0 if it does not report it."""
+        built = (await self._description(name)).get("built")
+        return built if isinstance(built, int) else 0
+
+    async def special_tokens(self, name: str) -> dict[str, Any]:
+        """Return the texts of a model's special tokens, and the ids ``around`` each text."""
+        tokens = (await self._description(name)).get("special_tokens")
+        return tokens if isinstance(tokens, dict) else {}
 
     async def labels(self, name: str) -> list[str]:
         """Return the labels of a classifier in the order of its classes, if it reports them."""

@@ -128,6 +128,7 @@ _ORDERS = {
 _GETS = {
     "/v1/models": ("The available models", _JSON),
     "/v1/models/{name}": ("One model", _JSON),
+    "/tokenizer_info": ("The special tokens and the chat template of a model", _JSON),
     "/livez": ("Whether the gateway is running", None),
     "/readyz": ("Whether the models answer", _JSON),
     "/readyz/{name}": ("Whether one model answers", _JSON),

@@ -693,6 +693,31 @@ def test_other_paths_are_only_said_to_be_missing(path: str) -> None:
     assert (answer.status_code, message) == (404, f"there is no endpoint POST {path}")
 
 
+@pytest.mark.parametrize(
+    ("ids", "around", "bare"),
+    [
+        ([1, 5, 6], [1], [5, 6]),
+        ([5, 6, 2], [2], [5, 6]),
+        ([1, 5, 6, 2], [1, 2], [5, 6]),
+        ([5, 6], [], [5, 6]),
+        ([1], [1], [1]),
+    ],
+)
+def test_tokens_without_those_around_each_text(
+    ids: list[int], around: list[int], bare: list[int]
+) -> None:
+    class Tokenizing(Triton):
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            about = {"ids": ids if prompt else [], "text": "", "context_length": 64,
+                     "special_tokens": {"eos_token": None, "around": around}}  # fmt: skip
+            return Completion(json.dumps(about), "stop", 1, 1)
+
+    asked = {"model": "m", "prompt": "x", "add_special_tokens": False}
+    assert request_via(Tokenizing(), "/tokenize", json=asked).json()["tokens"] == bare
+    whole = {"model": "m", "prompt": "x"}
+    assert request_via(Tokenizing(), "/tokenize", json=whole).json()["tokens"] == ids
+
+
 PICTURE = {"url": "data:image/png;base64,AA=="}
 LARGE_PICTURE = {"url": "data:image/png;base64," + "A" * 1_500_000}
 

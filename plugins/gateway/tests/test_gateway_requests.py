@@ -154,7 +154,8 @@ def test_what_changes_an_answer_and_cannot_be_had_is_refused(name: str, value: A
         with pytest.raises(ApiError, match=name) as caught:
             read({**body, name: value})
         assert (caught.value.status, caught.value.param) == (400, name)
-        for nothing in (None, False, []):
+        nothings: list[Any] = [None, False, []]
+        for nothing in nothings:
             assert not read({**body, name: nothing}).unknown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,24 @@ def test_tokenize_and_detokenize_are_inverse(gateway: Gateway, model: str) -> No
         model=model, prompt="Once upon a time", max_tokens=6, echo=True
     )
     assert ids.choices[0].text == text.choices[0].text
+
+
+def test_a_tokenizer_is_described_as_lm_eval_reads_it(gateway: Gateway, model: str) -> None:
+    info = httpx.get(f"{gateway.root}/tokenizer_info", params={"model": model}).json()
+    assert "messages" in info["chat_template"]
+    assert info["eos_token"]
+    # Not every tokenizer has the one that begins a text.
+    for name in filter(info.get, ("bos_token", "eos_token")):
+        asked = {"model": model, "prompt": info[name], "add_special_tokens": False}
+        ids = gateway.post("/tokenize", asked).json()["tokens"]
+        assert len(ids) == 1
+        back = gateway.post("/detokenize", {"model": model, "tokens": ids})
+        assert back.status_code == 200
+
+
+def test_a_model_says_when_it_was_built(gateway: Gateway, model: str) -> None:
+    created = gateway.client().models.retrieve(model).created
+    assert time.time() - 24 * 3600 < created <= time.time()
 
 
 @pytest.mark.parametrize("tokens", ["a", [10**7], [-1], [True], [[1], [2]], None])
@@ -288,7 +307,7 @@ def test_stateless_responses(gateway: Gateway, model: str) -> None:
 
 
 def test_responses_include_logprobs(gateway: Gateway, model: str) -> None:
-    client = gateway.client()
+    client: Any = gateway.client()
     request: Any = {"model": model, "input": "What is the capital of Japan?", "top_logprobs": 2,
                     "include": ["message.output_text.logprobs"]}  # fmt: skip
     whole = client.responses.create(**request)
