@@ -162,6 +162,10 @@ def _reload(server: Running, name: str) -> None:
     from llmserve.server import ask
     from llmserve_cli.status import Status
 
+    click.echo(
+        f"llmserve: {name} has changed, and is reloaded for all who use the server at {server.url}",
+        err=True,
+    )
     with Status(f"reloading {name}"):
         ask(server.socket, {"do": "reload", "model": name}, timeout=None)
 

@@ -226,7 +226,22 @@ def check_removal(output: Path, name: str, *, force: bool) -> list[str]:
     hint = f"--force deletes {name} anyway"
     for each in present:
         _check_target(repository, models[each], name, force=force, hint=hint)
+    if kept := _not_ours_to_change(output, present):
+        raise OutputError(
+            f"{output / name} cannot be deleted: this user cannot change {kept}",
+            hint="do it as the user who owns it",
+        )
     return present
+
+
+def _not_ours_to_change(output: Path, names: Sequence[str]) -> Path | None:
+    """Return a folder that keeps this user from deleting models, if there is one."""
+    folders = [output, *(output / name for name in names)]
+    for name in names:
+        for path, below, _ in os.walk(output / name):
+            folders += [Path(path, folder) for folder in below]
+    may = os.W_OK | os.X_OK
+    return next((f for f in folders if not os.access(f, may, effective_ids=True)), None)
 
 
 def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:

@@ -44,6 +44,9 @@ class Orders:
             if part not in kept.models:
                 kept.models[part] = kept.watched(part, State.LOADING)
         kept.models[name].parts, kept.models[name].former = parts[:-1], tuple(former)
+        if kept.models[name].alive:
+            # Its clients did not ask for that.
+            kept.notify(f"{name}: is loaded again, as a user asks")
         loads_before = {part: kept.log.loads[part] for part in parts}
         for part in parts:
             kept.models[part].load_requested(time.monotonic())

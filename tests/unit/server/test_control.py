@@ -289,6 +289,33 @@ def test_a_served_model_is_unloaded_before_it_is_removed(
     assert not (repository / "demo").exists()
 
 
+def test_a_model_that_may_not_be_deleted_is_not_unloaded_either(
+    serving: Callable[..., Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repo"
+    run("build", "--plugin", "hf", "--model", "demo", "--output", str(repository))
+    server = serving("127.0.0.1:1", repository, "demo")
+    words = ["remove", "demo", "--repository", str(repository), "--yes"]
+    access = os.access
+
+    def as_others(path: Path, may: int, **options: Any) -> bool:
+        # Root may change everything.
+        writable = Path(path).stat().st_mode & 0o200 or not may & os.W_OK
+        return bool(writable) and access(path, may, **options)
+
+    monkeypatch.setattr(os, "access", as_others)
+    for kept in (repository, repository / "demo", repository / "demo" / "1"):
+        mode = kept.stat().st_mode
+        kept.chmod(0o555)
+        error = refused(*words)
+        kept.chmod(mode)
+        assert str(error).startswith(
+            f"{repository / 'demo'} cannot be deleted: this user cannot change {kept}: do it as"
+        )
+    assert server.asked == []
+    assert run(*words).exception is None
+
+
 def test_a_model_that_a_silent_server_may_serve_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
