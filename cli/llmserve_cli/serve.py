@@ -216,6 +216,11 @@ def serve(
         ),
     )
     settings, left_out = _checked(settings, found, frontends, on_demand, host)
+    for other in find_servers(repository=repository):
+        _notify(
+            f"note: {other.process()} serves {repository} too, at {other.url}: what is built anew "
+            "is reloaded in each by itself"
+        )
     # Before the pinned models are loaded, which are part of it.
     on_demand = on_demand and limited(on_demand)
     # Imported only now, so that problems are reported in less than a second.
@@ -224,11 +229,12 @@ def serve(
 
     # SIGTERM comes from service managers. SIGINT must work in a background job too.
     raise_on_interrupt(signal.SIGTERM, signal.SIGINT)
-    problems = list(left_out)
+    problems = [f"{name} was left out: {why}" for name, why in left_out.items()]
     supervisor = None
 
-    def went_wrong() -> bool:
-        return bool(problems) or (supervisor is not None and supervisor.went_wrong)
+    def went_wrong() -> list[str]:
+        later: list[str] = supervisor.went_wrong if supervisor is not None else []
+        return list(dict.fromkeys([*problems, *later]))
 
     def notify_of_start(line: str) -> None:
         problems.append(line)
@@ -236,7 +242,7 @@ def serve(
 
     with ExitStack() as stack:
         replicas = [
-            stack.enter_context(one_log(replica, keep=went_wrong))
+            stack.enter_context(one_log(replica, keep=lambda: bool(went_wrong())))
             for replica in settings_of_each(settings)
         ]
         loading = Loading(replicas[0])
@@ -259,7 +265,7 @@ def serve(
                 models,
                 control,
                 chosen_log=chosen,
-                keep_logs=lambda: chosen or went_wrong(),
+                keep_logs=lambda: chosen or bool(went_wrong()),
             )
         )
         click.echo(_summary(servers, running, offered), err=True)
@@ -272,9 +278,9 @@ def serve(
         # wait for yet.
         with suppress(KeyboardInterrupt):
             supervisor.run()
-        if went_wrong():
+        if wrong := went_wrong():
             logs = ", ".join(str(replica.log_file) for replica in replicas)
-            _notify(f"not everything went well: the log is in {logs}")
+            _notify(f"not everything went well ({'; '.join(wrong)}): the log is in {logs}")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -34,7 +35,6 @@ from llmserve.server.run.readiness import (
     ModelsFailedError,
     OnProgress,
     Readiness,
-    UnresponsiveError,
 )
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports
@@ -96,12 +96,20 @@ def start(
         # A container does not see the links, and a multi-process engine only starts as a whole.
         settings = replace(settings, renewable=False)
     left_out: dict[str, str] = {}
+    tries: Counter[str] = Counter()
     attempts = 1
     while True:
         try:
             server = _start_once(settings, on_progress)
         except ModelsFailedError as error:
-            failed = with_dependents(settings.opened, error.failures)
+            tries.update(error.may_be_chance)
+            again = {name for name in error.may_be_chance if tries[name] < _ATTEMPTS}
+            failures = {n: why for n, why in error.failures.items() if n not in again}
+            what = error.problem + (f" ({error.remarks})" if error.remarks else "")
+            if not failures:
+                notify(f"starting again: {what}")
+                continue
+            failed = with_dependents(settings.opened, failures)
             names = settings.names()
             rest = tuple(name for name in names if name not in failed)
             # Without what no model of this server explains, it would fail in the same way again.
@@ -110,11 +118,10 @@ def start(
                 raise
             left_out |= failed
             settings = replace(settings, models=rest, empty=may_be_empty)
-            notify(f"starting again without {', '.join(failed)}: {error.problem}")
-        except (UnresponsiveError, PortInUseError) as error:
+            notify(f"starting again without {', '.join(failed)}: {what}")
+        except PortInUseError as error:
             # Another program may take a free port before the server listens on it.
-            final = isinstance(error, PortInUseError) and 0 not in settings.ports().values()
-            if final or attempts == _ATTEMPTS:
+            if 0 not in settings.ports().values() or attempts == _ATTEMPTS:
                 raise
             attempts += 1
             notify(f"starting again: {error.problem}")

@@ -9,6 +9,7 @@ from llmserve.server.find.launch import POLL
 from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.keep.states import State, Watch
 from llmserve.server.run.activity import Stops
+from llmserve.server.run.machine import resources
 from llmserve.server.workarounds import DEATH_REPORTED
 
 _RELOAD_BEGINS = 15.0 + POLL
@@ -63,7 +64,8 @@ class Detector:
             if name in kept.models:
                 kept.models[name].died_at, kept.models[name].how = now, how
         kept.stubs.kill_given_up(loading, now)
-        stopped = kept.stubs.stopped(now)
+        # The process that loads may be another one than that which answers meanwhile.
+        stopped = kept.stubs.stopped(now).difference(loading)
         for model in kept.models.values():
             if not kept.triton.alive:
                 return
@@ -100,6 +102,8 @@ class Detector:
         elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
             # See workarounds.DIED_LOADING.
             model.died_at, why = None, f"its process died while it was loading: {model.how}"
+            self._quote_log(model)
+            kept.notify(f"{model.name}: meanwhile, {resources()}")
             if kept.settings.on_demand and not model.served:
                 # Whoever asks for it has it tried again; the others still answer.
                 model.failed(now, why)

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.states import State, Watch
+from llmserve.server.run.ends import End
 from llmserve.server.run.log import ServerLog
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
@@ -28,7 +29,7 @@ class KeptModel(Watch):
     served: bool = False
     """Whether this Triton has loaded it at least once."""
     died_at: float | None = None
-    how: str = ""
+    how: End = field(default_factory=End)
     """What ended its process."""
     raised_at: float | None = None
     """When it was seen that it cannot be loaded, while its process goes on."""
@@ -140,10 +141,6 @@ class Kept:
         """Return what has died too often, and why."""
         watches = [self.triton, *self.models.values()]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
-
-    @property
-    def went_wrong(self) -> bool:
-        return any(watch.went_wrong for watch in (self.triton, *self.models.values()))
 
     def status(self) -> dict[str, Any]:
         return {

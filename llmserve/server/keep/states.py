@@ -76,6 +76,14 @@ class Watch:
         """Whether it has ended at least once, or cannot be started."""
         return self.restarts > 0 or self.state in (State.RESTARTING, State.FAILED)
 
+    def in_words(self) -> str:
+        """Say what went wrong with it."""
+        again = f"{self.name} was started again"
+        again += "" if self.restarts == 1 else f" {self.restarts} times"
+        if self.state is State.FAILED:
+            return f"{self.name}: {self.why}"
+        return again if self.restarts else f"{self.name} has ended ({self.why})"
+
     def loading(self, now: float) -> None:
         """Record that it is being started."""
         self.restarts += self.state is State.RESTARTING

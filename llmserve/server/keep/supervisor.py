@@ -22,7 +22,7 @@ from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import CHECK_INTERVAL, GONE
 from llmserve.server.keep.loader import ReplicaLoader
-from llmserve.server.keep.states import best_of
+from llmserve.server.keep.states import Watch, best_of
 from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
 from llmserve.server.run.frontend import RunningFrontend
 from llmserve.server.server import Server
@@ -58,10 +58,12 @@ class Supervisor:
     _frontends: list[WatchedFrontend] = field(default_factory=list)
 
     @property
-    def went_wrong(self) -> bool:
-        """Whether anything has ended that should not have, so that the logs are worth reading."""
-        replicas = any(keeper.kept.went_wrong for keeper in self._keepers)
-        return replicas or any(frontend.went_wrong for frontend in self._frontends)
+    def went_wrong(self) -> list[str]:
+        """What has ended that should not have, so that the logs are worth reading."""
+        watches: list[Watch] = [*self._frontends]
+        for keeper in self._keepers:
+            watches += [keeper.kept.triton, *keeper.kept.models.values()]
+        return [watch.in_words() for watch in watches if watch.went_wrong]
 
     def run(self) -> None:
         """Run until SIGTERM or Ctrl-C, then shut down in order; a second one ends it at once.

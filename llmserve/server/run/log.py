@@ -40,8 +40,10 @@ _MODEL_FILE = re.compile(r".*/models/(?P<model>[^/\s]+)/\d+/")
 _UNHEALTHY = "is not healthy"
 # Why a model fails to load as often as it is tried, until someone mends it.
 _HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
-# What explains no end: information, warnings, tables, and the frames of a stack.
-_ORDINARY = re.compile(r"[IW]\d{4} |[+|]|\s*\d+# ")
+# What explains no end: information, warnings, tables, the frames of a stack, and that there is no
+# GPU.
+_ORDINARY = re.compile(r"[IW]\d{4} |[+|]|\s*\d+# |Error: Failed to initialize NVML")
+_OF_TRITON = re.compile(r"[EF]\d{4} [\d:.]+ |error: creating server")
 
 _TAIL = 5
 _RECENT = 20
@@ -121,6 +123,14 @@ class ServerLog:
     def last_words(self, since: float) -> str:
         """Return the last line that may explain an end and that was read ``since`` then, or ""."""
         return next((line for when, line in reversed(self._recent) if when >= since), "")
+
+    def printed(self, since: float) -> str:
+        """Return the last of these lines that a model's process has printed, or "".
+
+        Triton's own lines say that it has failed, which is known.
+        """
+        lines = (line for when, line in reversed(self._recent) if when >= since)
+        return next((line for line in lines if not _OF_TRITON.match(line)), "")
 
     def _parse(self, line: str) -> None:
         if line:

@@ -111,6 +111,19 @@ def memory(root: Path = Path("/")) -> tuple[float, float]:
     return free, total
 
 
+def resources() -> str:
+    """Say how much this machine has to do, and what it has left.
+
+    It is for who looks for the reason of an end that has none.
+    """
+    free, total = (value / _MB for value in memory())
+    busy, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return (
+        f"{busy:.1f} processes want the {processors} processors, "
+        f"and {free:.0f} of {total:.0f} MB of memory are free"
+    )
+
+
 def expected_memory(model: Model) -> int:
     """Estimate the memory of a model, with all of its processes; it may need more.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from llmserve.errors import ServerError
 from llmserve.server.find.launch import Launch
 from llmserve.server.run import guard
+from llmserve.server.run.ends import End, MemoryKills
 from llmserve.server.run.guard import (
     LOCK,
     ZOMBIE,
@@ -88,6 +89,7 @@ class GuardedProcess:
         self._watch = Guarded(
             launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort
         )
+        self._memory_kills = MemoryKills()
         with open_log(log_file) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, name],
@@ -113,6 +115,7 @@ class GuardedProcess:
         try:
             return self._guard.wait(timeout)
         except subprocess.TimeoutExpired:
+            self._memory_kills.note()
             if state_of(self.pid)[:1] == [ZOMBIE]:
                 self._wake_guard()
             return None
@@ -125,8 +128,10 @@ class GuardedProcess:
         if code < 0:
             return f"its guard was killed by {name_of_signal(-code)}"
         if code > SIGNALLED:
-            return f"killed by {name_of_signal(code - SIGNALLED)}"
-        return f"exit code {code}"
+            number = code - SIGNALLED
+            of_memory = number == signal.SIGKILL and self._memory_kills.happened()
+            return str(End(signal=number, of_memory=of_memory))
+        return str(End(code))
 
     def stop(self, grace: float, *, idle: Callable[[], bool] = lambda: False) -> None:
         """End the process and wait until it and all its child processes and files are gone.

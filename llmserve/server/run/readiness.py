@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from llmserve.errors import ServerError
+from llmserve.server.run.ends import End
 from llmserve.server.run.log import LoadProgress, ServerLog
+from llmserve.server.run.machine import resources
+from llmserve.server.run.stubs import CONFIRMATIONS
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings, port_in_use
 from llmserve.server.workarounds import DEATH_REPORTED
@@ -19,16 +22,27 @@ _POLL = 0.1
 
 
 class ModelsFailedError(ServerError):
-    """Models that failed to load, and without which the server might start."""
+    """Models that failed to load, and without which the server might start.
 
-    def __init__(self, failures: Mapping[str, str], log: ServerLog) -> None:
+    What ``may_be_chance`` has not failed for a reason of its own: on a busy machine, Triton gives
+    up on processes that do not respond for a moment, and they end. ``remarks`` is what else is
+    known of that: the last words in the log, and what the machine had left.
+    """
+
+    def __init__(
+        self,
+        failures: Mapping[str, str],
+        log: ServerLog,
+        *,
+        may_be_chance: Collection[str] = (),
+        remarks: str = "",
+    ) -> None:
         self.failures = dict(failures)
+        self.may_be_chance = frozenset(may_be_chance)
+        self.remarks = remarks
         problems = (f"model {name!r} failed to load: {why}" for name, why in failures.items())
-        super().__init__("; ".join(problems), hint=f"see {log.path}")
-
-
-class UnresponsiveError(ServerError):
-    """A model's process did not respond for a moment while it loaded, and Triton gave up on it."""
+        hint = f"see {log.path}" + (f" ({remarks})" if remarks else "")
+        super().__init__("; ".join(problems), hint=hint)
 
 
 @dataclass
@@ -41,7 +55,7 @@ class Readiness:
     _began: float = field(default_factory=time.monotonic)
     _given_up: set[str] = field(default_factory=set)
     """Models whose processes were killed because Triton had given up on them."""
-    _died: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _died: dict[str, tuple[float, End]] = field(default_factory=dict)
 
     def wait(self, on_progress: OnProgress) -> None:
         """Return when all models are ready; raise as soon as one cannot become ready."""
@@ -80,11 +94,31 @@ class Readiness:
     def _watch_processes(self, progress: LoadProgress, now: float) -> None:
         """End what Triton waits for; raise for what it waits for in vain."""
         stubs = self.server.stubs
-        for name, how in stubs.poll(progress.loading).items():
-            self._died.setdefault(name, (now, how))
+        self._note_ends(progress, now)
         if died := self._died_while_loading(progress, before=now - DEATH_REPORTED):
-            raise ModelsFailedError(died, self.log)
+            raise self._failed(died)
         self._given_up |= stubs.kill_given_up(progress.loading, now)
+
+    def _note_ends(self, progress: LoadProgress, now: float) -> None:
+        for name, end in self.server.stubs.poll(progress.loading).items():
+            self._died.setdefault(name, (now, end))
+
+    def _failed(self, failures: Mapping[str, str]) -> ModelsFailedError:
+        ends = {name: end for name, (_, end) in self._died.items() if name in failures}
+        crashed = {name for name, end in ends.items() if not end.may_be_chance} - self._given_up
+        # Who has raised an error would raise it again.
+        by_chance = (ends.keys() | self.log.unhealthy) - crashed - self.log.raised.keys()
+        by_chance &= failures.keys()
+        if not (by_chance or ends):
+            return ModelsFailedError(failures, self.log)
+        words = self.log.printed(self._began)
+        failures = {
+            name: f"{why} ({ends[name]})" if name in ends and name in self.log.unhealthy else why
+            for name, why in failures.items()
+        }
+        said = f"the last words in the log: {words}" if words else "the log says no more"
+        remarks = f"{said}; {resources()}"
+        return ModelsFailedError(failures, self.log, may_be_chance=by_chance, remarks=remarks)
 
     def _died_while_loading(self, progress: LoadProgress, before: float) -> dict[str, str]:
         """Return what keeps Triton from becoming ready (workarounds.DIED_LOADING)."""
@@ -97,13 +131,12 @@ class Readiness:
     def _failure(self, progress: LoadProgress) -> ServerError:
         log = self.log
         if failures := {**log.raised, **log.failures}:
-            if failures.keys() <= self._given_up & log.unhealthy:
-                error = ModelsFailedError(failures, log)
-                return UnresponsiveError(error.problem, hint=error.hint)
+            for _ in range(CONFIRMATIONS):
+                # The log says of a process that has ended only that it is not healthy.
+                self._note_ends(progress, time.monotonic())
+                time.sleep(_POLL)
             # Without these, it is started again; whatever else has failed would fail again.
-            return ModelsFailedError(
-                failures | self._died_while_loading(progress, before=math.inf), log
-            )
+            return self._failed(failures | self._died_while_loading(progress, before=math.inf))
         if lost := log.port_lost:
             return port_in_use(self.settings.host, getattr(self.server.ports, lost), lost)
         if log.stuck and log.stuck_model:

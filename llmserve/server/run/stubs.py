@@ -14,23 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmserve.server.run.activity import Stops, processor_time
-from llmserve.server.run.guard import ZOMBIE, members, name_of_signal, state_of
+from llmserve.server.run.ends import End, MemoryKills
+from llmserve.server.run.guard import ZOMBIE, members, state_of
 from llmserve.server.workarounds import waited_for
 
 _PROGRAM = "triton_python_backend_stub"
 _INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+$")
 _EXIT_CODE = 49
 """The index of the wait status in the fields that :func:`state_of` returns."""
-_CONFIRMATIONS = 2
+CONFIRMATIONS = 2
 """A process that has just ended in order is also a zombie for a moment."""
 _CHECK_INTERVAL = 5.0
 """Seconds between checks for the processes that Triton waits for."""
 
 
 class Stubs:
-    """The processes of one server's Python models; ``group`` is the server's process group."""
+    """The processes of one server's Python models; ``group`` is the server's process group.
 
-    def __init__(self, group: int) -> None:
+    ``root`` is the system's root folder.
+    """
+
+    def __init__(self, group: int, root: Path = Path("/")) -> None:
         self._group = group
         self._models: dict[int, str] = {}
         self._zombie_counts: Counter[int] = Counter()
@@ -38,13 +42,14 @@ class Stubs:
         self._checked_at = 0.0
         self._members: set[int] = set()
         self._stops = Stops()
+        self._memory_kills = MemoryKills(root)
 
-    def poll(self, loading: Collection[str] = ()) -> dict[str, str]:
+    def poll(self, loading: Collection[str] = ()) -> dict[str, End]:
         """Return the models of which a process has died since the last call, and what ended it.
 
         A process that was never seen alive is one of the models that are ``loading``.
         """
-        died: dict[str, str] = {}
+        died: dict[str, End] = {}
         alive = self._members = members(self._group)
         for process in alive - self._models.keys():
             if (model := _model_of(process)) is not None:
@@ -57,9 +62,12 @@ class Stubs:
             fields = state_of(process)
             if fields[:1] == [ZOMBIE]:
                 self._zombie_counts[process] += 1
-                if self._zombie_counts[process] == _CONFIRMATIONS:
+                if self._zombie_counts[process] == CONFIRMATIONS:
                     unknown = [name for name in loading if not self.of(name)]
-                    died |= dict.fromkeys([model] if model else unknown, _what_ended(fields))
+                    status, of_memory = int(fields[_EXIT_CODE]), self._memory_kills.happened()
+                    end = End.of_status(status, of_memory=of_memory)
+                    died |= dict.fromkeys([model] if model else unknown, end)
+        self._memory_kills.note()
         return died
 
     def kill_given_up(self, loading: Collection[str], now: float) -> set[str]:
@@ -80,7 +88,7 @@ class Stubs:
     def kill(self, model: str) -> None:
         """Kill the processes of a model; this is no death that :meth:`poll` reports."""
         for process in self.of(model):
-            self._zombie_counts[process] = _CONFIRMATIONS
+            self._zombie_counts[process] = CONFIRMATIONS
             _kill(process)
 
     def of(self, model: str) -> list[int]:
@@ -137,14 +145,6 @@ def _resident(process: int) -> tuple[int, int]:
 def _kill(process: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-
-
-def _what_ended(fields: list[str]) -> str:
-    """Describe the end of a process, from its ``stat`` line."""
-    status = int(fields[_EXIT_CODE])
-    if os.WIFSIGNALED(status):
-        return f"killed by {name_of_signal(os.WTERMSIG(status))}"
-    return f"exit code {os.WEXITSTATUS(status)}"
 
 
 def _model_of(process: int) -> str | None:

@@ -26,6 +26,7 @@ from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.restart import Restarter
 from llmserve.server.keep.states import State
 from llmserve.server.keep.supervisor import Supervisor
+from llmserve.server.run.ends import End
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import Ports
 
@@ -390,7 +391,7 @@ def test_a_triton_that_waits_for_a_dead_process_is_restarted_for_others_later(
     one = kept(folder, Triton(folder / "log", "a", "b"))
     one.settings = replace(one.settings, on_demand=on_demand)
     model = one.models["a"]
-    model.state, model.served, model.died_at, model.how = State.LOADING, False, 1.0, "exit code 1"
+    model.state, model.served, model.died_at, model.how = State.LOADING, False, 1.0, End(1)
     Detector(one, lambda _: None).check(time.monotonic())
     assert one.triton.state is (State.READY if on_demand else State.RESTARTING)
     assert model.state is (State.FAILED if on_demand else State.RESTARTING)

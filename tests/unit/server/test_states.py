@@ -107,3 +107,19 @@ def test_a_replica_that_answers_counts_before_one_that_fails() -> None:
     answers = {"name": "m", "state": "ready", "why": "", "restarts": 2}
     assert best_of([fails, answers]) == best_of([answers, fails]) == {**answers, "restarts": 3}
     assert best_of([{**answers, "state": "loading"}, fails])["failing"] == "it raised"
+
+
+def test_what_went_wrong_is_said_in_words(watch: Watch) -> None:
+    watch.loaded(0.0)
+    assert not watch.went_wrong
+    watch.died(1.0, "its process has died")
+    assert (watch.went_wrong, watch.in_words()) == (True, "demo has ended (its process has died)")
+    watch.loading(2.0)
+    watch.loaded(3.0)
+    assert watch.in_words() == "demo was started again"
+    watch.interrupted(4.0, "Triton ended")
+    watch.loading(5.0)
+    watch.loaded(6.0)
+    assert watch.in_words() == "demo was started again 2 times"
+    watch.failed(7.0, "it failed to load: no module")
+    assert watch.in_words() == "demo: it failed to load: no module"

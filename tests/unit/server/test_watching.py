@@ -16,6 +16,7 @@ import pytest
 
 from llmserve.errors import ServerError
 from llmserve.server.keep.control import ask, listening
+from llmserve.server.run.ends import End
 from llmserve.server.run.guard import members, state_of
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.server import connections
@@ -46,9 +47,27 @@ def test_a_dead_process_that_is_not_reaped_is_noticed_once(start: Start) -> None
     eventually(lambda: not stubs.poll() and stubs.of("my_2_3") == [process.pid])
     assert stubs.seconds("my_2_3") >= 0
     os.kill(process.pid, signal.SIGKILL)
-    assert eventually(stubs.poll) == {"my_2_3": "killed by SIGKILL"}
+    assert eventually(stubs.poll) == {"my_2_3": End(signal=signal.SIGKILL)}
     assert stubs.poll() == {}
     assert stubs.of("my_2_3") == []
+
+
+@pytest.mark.parametrize(("after", "of_memory"), [(4, True), (3, False)])
+def test_a_process_that_the_system_kills_for_memory_is_told_from_others(
+    start: Start, tmp_path: Path, after: int, of_memory: bool
+) -> None:
+    """As the kernel counts it: one that was killed before counts for no later end."""
+    kills = tmp_path / "proc" / "vmstat"
+    kills.parent.mkdir()
+    kills.write_text("nr_free_pages 7\noom_kill 3\n")
+    process = start("m_0_0")
+    stubs = Stubs(process.pid, root=tmp_path)
+    eventually(lambda: not stubs.poll() and stubs.of("m"))
+    kills.write_text(f"nr_free_pages 7\noom_kill {after}\n")
+    os.kill(process.pid, signal.SIGKILL)
+    end = End(signal=signal.SIGKILL, of_memory=of_memory)
+    assert eventually(stubs.poll) == {"m": end}
+    assert ("which has too little memory" in str(end)) == of_memory
 
 
 def test_a_process_that_was_never_seen_alive_is_one_of_a_model_that_loads() -> None:
@@ -61,7 +80,7 @@ def test_a_process_that_was_never_seen_alive_is_one_of_a_model_that_loads() -> N
     try:
         stubs = Stubs(leader.pid)
         eventually(lambda: any(state_of(pid)[:1] == ["Z"] for pid in members(leader.pid)))
-        assert eventually(lambda: stubs.poll(["new"])) == {"new": "exit code 3"}
+        assert eventually(lambda: stubs.poll(["new"])) == {"new": End(3)}
     finally:
         leader.kill()
         leader.wait()
