@@ -12,7 +12,7 @@ from llmserve.runtime.location import located
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["context_length", "eos_ids", "load", "try_imports"]
+__all__ = ["context_length", "eos_ids", "load", "original_length", "try_imports"]
 
 LOG = logging.getLogger(__name__)
 
@@ -104,6 +104,25 @@ def context_length(model: Any) -> int | None:
     """Return the model's limit of tokens for prompt and answer together, None if it has none."""
     length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return length
+
+
+def original_length(config: Mapping[str, Any]) -> int | None:
+    """Return the length up to which longrope rotates tokens one way; None without longrope.
+
+    Beyond it, all tokens of a pass are rotated in another way, also those that are in a cache. The
+    configuration is that of the text model, as in ``config.json`` or as transformers has it.
+    """
+    name = "original_max_position_embeddings"
+    ropes = [config.get("rope_parameters"), config.get("rope_scaling")]
+    # Some models have parameters for each type of layer.
+    ropes += [part for rope in ropes if isinstance(rope, Mapping) for part in rope.values()]
+    lengths = [
+        rope.get(name) or config.get(name)
+        for rope in ropes
+        if isinstance(rope, Mapping)
+        and (rope.get("rope_type") or rope.get("type")) in ("longrope", "su")
+    ]
+    return min((length for length in lengths if isinstance(length, int)), default=None)
 
 
 def eos_ids(model: Any) -> frozenset[int]:

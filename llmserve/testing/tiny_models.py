@@ -20,6 +20,13 @@ _LLAMA = {
 }
 _NARROW = {key: _LLAMA[key] for key in _LLAMA if key not in ("head_dim", "num_key_value_heads")}
 _GEMMA = {**_LLAMA, "query_pre_attn_scalar": 8, "sliding_window": 12}
+_EXPERTS = {
+    **_NARROW,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}),
@@ -35,6 +42,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {**_NARROW, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "falcon": ("Falcon", {**_NARROW, "multi_query": True, "alibi": False}),
     "falcon_alibi": ("Falcon", {**_NARROW, "multi_query": False, "alibi": True}),
+    "phimoe": ("Phimoe", {**_EXPERTS, "num_local_experts": 4, "sliding_window": 12}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {**_EXPERTS, "num_experts": 4, "use_sliding_window": True, "sliding_window": 12},
+    ),
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
 }
 

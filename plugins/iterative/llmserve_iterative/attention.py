@@ -68,6 +68,8 @@ class Tokens:
         ]
         # A pass of which no row is needed has one anyway: not every model computes none.
         self.needed = torch.tensor(needed or [0], device=device)
+        self.windows: set[int] = set()
+        """How far back the layers that have attended look, where that is limited."""
 
 
 class FlashPlan:

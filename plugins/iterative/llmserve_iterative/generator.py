@@ -18,7 +18,7 @@ from llmserve.runtime import (
     Tokenizer,
     run_batch,
 )
-from llmserve.runtime.causal import context_length, eos_ids, load, try_imports
+from llmserve.runtime.causal import context_length, eos_ids, load, original_length, try_imports
 
 LOG = logging.getLogger(__name__)
 
@@ -85,10 +85,9 @@ def exact_length(model: Any) -> int | None:
     is beyond the original context. Chunked attention needs a mask, and there is none here.
     """
     config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    # Some models have parameters for each type of layer.
-    ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    longropes = [rope for rope in ropes if rope.get("rope_type") == "longrope"]
-    limits = [rope["original_max_position_embeddings"] for rope in longropes]
-    limits += [context_length(model), getattr(config, "attention_chunk_size", None)]
+    limits = (
+        original_length(config.to_dict()),
+        context_length(model),
+        getattr(config, "attention_chunk_size", None),
+    )
     return min((limit for limit in limits if limit), default=None)

@@ -23,6 +23,7 @@ from llmserve.plugin import (
     install_command,
     place_instances,
 )
+from llmserve.runtime.causal import original_length
 
 _FOLDER = "openvino"
 _NOT_WRITTEN = 74
@@ -55,6 +56,13 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     if window and (length is None or window < length):
         context.report(f"its context is limited to its sliding window of {window} tokens")
         length = window
+    stretched = original_length(text_config)
+    if stretched and (length is None or stretched < length):
+        context.report(
+            f"of its context of {length} tokens, {stretched} are served: beyond them longrope "
+            "rotates all tokens differently, which openvino cannot do; hf serves all"
+        )
+        length = stretched
     dtype = text_config.get("dtype") or text_config.get("torch_dtype")
     return {
         **placement,
@@ -75,7 +83,9 @@ def _length(config: Mapping[str, Any]) -> int | None:
 
 def _place_draft(context: BuildContext) -> Mapping[str, Any]:
     placement, window = _place_or_convert(context, _DRAFT)
-    lengths = [length for length in (_length(context.source.config()), window) if length]
+    config = context.source.config()
+    stretched = original_length(config.get("text_config") or config)
+    lengths = [length for length in (_length(config), window, stretched) if length]
     return {"draft": placement["path"], "draft_length": min(lengths, default=None)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmserve.runtime.causal import load
+from llmserve.runtime.causal import load, original_length
 from tests.support import edit_json
 
 PLAIN = {"avx2": True}
@@ -52,3 +52,12 @@ def test_the_dtype_is_chosen_by_processor_and_checkpoint(
     model: Any = load({"path": ".", "dtype": requested, "device": "cpu"}, checkpoint)
     assert model.dtype == expected
     assert ("tenth of the speed" in caplog.text) == warned
+
+
+def test_longrope_is_found_as_old_and_new_configurations_have_it() -> None:
+    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    old = {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 41}
+    assert original_length({"rope_parameters": longrope}) == 40
+    assert original_length({"rope_parameters": {"full_attention": longrope}}) == 40
+    assert original_length(old) == 41
+    assert original_length({"rope_parameters": {"rope_type": "yarn"}, "rope_scaling": None}) is None

@@ -14,7 +14,7 @@ from llmserve_iterative.runner import PaddedRunner
 
 from .families import engine_of, finish, same_as_alone
 
-PADDED = {"falcon", "falcon_alibi", "bloom"}
+PADDED = {"falcon", "falcon_alibi", "bloom", "phimoe", "qwen2_moe"}
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

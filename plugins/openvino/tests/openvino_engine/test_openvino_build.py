@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import Phi3Config, Phi3ForCausalLM
 
 import llmserve
 from llmserve.errors import IncompatibleError, ModelSourceError, OptionError, PluginError
@@ -47,6 +48,23 @@ def test_weights_are_stored_in_the_requested_format(
         "openvino_model.bin",
         "openvino_model.xml",
     ]
+
+
+def test_longrope_is_served_up_to_its_original_length(tmp_path: Path) -> None:
+    shutil.copytree(demo_model_path(), tmp_path / "long", ignore=lambda *_: ["model.safetensors"])
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = Phi3Config(
+        **{"vocab_size": 1024, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"max_position_embeddings": 128, "original_max_position_embeddings": 100},
+        rope_parameters={**rope, "rope_theta": 1e4, "original_max_position_embeddings": 100},
+    )
+    Phi3ForCausalLM(config).save_pretrained(tmp_path / "long")
+    reports: list[str] = []
+    spec = BuildSpec("openvino", str(tmp_path / "long"), output=tmp_path / "new")
+    built = build_spec(spec, report=reports.append)
+    assert built.manifest.components["generator"]["settings"]["context_length"] == 100
+    assert any("of its context of 128 tokens, 100 are served" in line for line in reports)
 
 
 def test_a_draft_model_must_have_the_same_tokens(converted: Path, tmp_path: Path) -> None:

@@ -75,9 +75,20 @@ def answers(runner: Runner, seed: int) -> list[tuple[list[int], list[float]]]:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_its_answers_are_those_of_the_original(family: str) -> None:
-    model = make_model(family)
+# All sequences of the test are within the original length, where a build ends the context.
+_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 90}
+LONGROPE = {
+    "rope_parameters": {**_ROPE, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    "original_max_position_embeddings": 90,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in FAMILIES), pytest.param("phi3", LONGROPE, id="longrope")],
+)
+def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, Any]) -> None:
+    model = make_model(family, **changes)
     model.set_attn_implementation("sdpa")
     runner = OpenVinoRunner(convert(model), EXACT, cache_tokens=64 * PAGE_SIZE)
     for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
