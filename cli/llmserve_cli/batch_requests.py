@@ -14,16 +14,12 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from llmserve.client import BatchRequest, BatchRequests, OpenAIApi, answer_line
-from llmserve.contract.failures import FAILURES, back_off
+from llmserve.contract.failures import DEATHS_OF_ONE, FAILURES, MAY_SUCCEED_LATER, back_off
 from llmserve.errors import RequestCancelledError, RequestRejectedError, UnreachableError
 
-BUSY = (429, 502, 503, 504)
-"""The statuses of a server, or of a proxy before it, that may answer the same request later."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 CHECK_SECONDS = 20.0
-BREAKS = 3
-"""How many times a request may break a server that answers others; after once, it is alone."""
 _DIED, _MISSING = FAILURES["model_died"], FAILURES["not_ready"]
 
 
@@ -44,6 +40,7 @@ class _Tries:
 
     count: int = 0
     broken: int = 0
+    """How often the model, or the server, ended meanwhile; after the first time it is alone."""
     pause: float = 0.0
 
 
@@ -147,7 +144,7 @@ class Server:
         self._has_answered("")
         tries.pause = _pause(response, tries.pause)
         tries.broken += _has_died(response)
-        is_last = tries.broken == BREAKS or not self._may_answer_later(request, response)
+        is_last = tries.broken == DEATHS_OF_ONE or not self._may_answer_later(request, response)
         if is_last:
             self._has_answered(request.model)
         if is_last or self._gives_up(request.model, tries.pause):
@@ -159,8 +156,8 @@ class Server:
     ) -> dict[str, Any] | None:
         if isinstance(error, _BrokenError) and self.is_proven:
             tries.broken += 1
-            if tries.broken == BREAKS:
-                problem = f"the connection broke {BREAKS} times: {error}"
+            if tries.broken == DEATHS_OF_ONE:
+                problem = f"the connection broke {DEATHS_OF_ONE} times: {error}"
                 return answer_line(request.custom_id, error=("connection_broken", problem))
         if not self._answers_others() and self._gives_up("", tries.pause):
             raise self._api.unreachable(error) from None
@@ -168,7 +165,7 @@ class Server:
 
     def _may_answer_later(self, request: BatchRequest, response: Response) -> bool:
         if response.status != _MISSING.status:
-            return response.status in BUSY
+            return response.status in MAY_SUCCEED_LATER
         return request.model in self._answered or self._is_loading(request.model)
 
     def _is_loading(self, model: str) -> bool:

@@ -73,6 +73,12 @@ _ROWS = (
 )  # fmt: skip
 FAILURES: Mapping[str, Row] = {row.code: row for row in _ROWS}
 
+MAY_SUCCEED_LATER = frozenset({502, 504} | {row.status for row in _ROWS if row.retry_after})
+"""The statuses after which a batch sends a request again: of ours, and of a proxy before us."""
+DEATHS_OF_ONE = 2
+"""A request of a batch is sent no more after its model has died of it so often: the first time
+others may have been beside it, the second time it was alone."""
+
 UNKNOWN = "unknown"
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmserve.client import ModelInfo
+from llmserve.errors import ModelDiedError
 from llmserve.server import health
-from llmserve_gateway.errors import ApiError
+from llmserve_gateway.errors import from_llmserve
 
 _INTERVAL = 1.0
 """Seconds between two questions to `serve`, as long as a request is answered."""
@@ -42,13 +43,9 @@ class Deaths:
                 either: set[asyncio.Future[Any]] = {answer, died}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
-                    raise ApiError(
-                        503,
-                        f"the process of {info.name!r} died while it answered: send the request "
-                        f"again ({died.result()})",
-                        code="backend_unavailable",
-                        headers={"retry-after": "2"},
-                    )
+                    problem = f"the process of {info.name!r} died while it answered"
+                    hint = f"send the request again ({died.result()})"
+                    raise from_llmserve(ModelDiedError(problem, hint=hint))
         finally:
             answer.cancel()
             await asyncio.gather(answer, return_exceptions=True)

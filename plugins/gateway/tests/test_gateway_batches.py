@@ -612,9 +612,9 @@ def test_a_line_that_ends_its_model_costs_only_itself(
         assert (await results(client, batch.output_file_id)).keys() == {*names} - {"deadly"}
 
     run(model, settings_of(tmp_path), work)
-    assert model.asked["deadly"] == 3
+    assert model.asked["deadly"] == 2
     # Each that its model has died of, or beside, is asked again alone.
-    assert len(beside) == 2 * (2 + 5)
+    assert len(beside) == 2 * (1 + 5)
     assert all(len(running) == 1 for running in beside)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.failures import FAILURES
 from llmserve_gateway import deaths
 from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.errors import ApiError
@@ -74,7 +75,9 @@ def test_an_answer_that_cannot_end_any_more_is_an_error(
 
     with pytest.raises(ApiError, match=r"the process of 'm' died while it answered") as caught:
         outcome(Serve({"m": READY}, {"m": READY}, changed), answering)
-    assert (caught.value.status, caught.value.code) == (503, "backend_unavailable")
+    row = FAILURES["model_died"]
+    assert (caught.value.status, caught.value.code) == (row.status, row.api_code)
+    assert caught.value.headers == {"retry-after": str(row.retry_after)}
     assert cancelled
 
 

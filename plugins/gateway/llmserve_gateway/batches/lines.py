@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import answer_line
-from llmserve.contract.failures import FAILURES
+from llmserve.contract.failures import DEATHS_OF_ONE, FAILURES, MAY_SUCCEED_LATER
 from llmserve.errors import LLMServeError
 from llmserve_gateway.batches.calls import Answer, Call
 from llmserve_gateway.batches.folder import EVERYONE
@@ -30,10 +30,9 @@ LOAD_QUIET = 30.0
 conversations come back to theirs."""
 ADVANCE = 10.0
 """After so many seconds without an answer, a batch has one request beside any others."""
-_DEATHS, _DELAYS, _FAULTS = 3, 2, 3
+_DELAYS, _FAULTS = 2, 3
 """After so many a line is an error."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
-_BUSY = (429, 502, 503)
 _DIED = FAILURES["model_died"]
 
 
@@ -248,13 +247,13 @@ class Lines:
         if answer.status == _DIED.status and answer.error[0] == _DIED.api_code:
             line.deaths += 1
             line.job.has_died(line.request.model)
-            return line.deaths < _DEATHS
+            return line.deaths < DEATHS_OF_ONE
         if answer.status == 504:
             line.delays += 1
             return line.delays < _DELAYS
         if answer.status == 404:
             return await self._is_loading(line.request.model)
-        return answer.status in _BUSY
+        return answer.status in MAY_SUCCEED_LATER
 
     def _again(self, line: Line, seconds: float) -> None:
         now = asyncio.get_running_loop().time()
