@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,49 @@ def has_chat_template(source: ModelSource) -> bool:
         return True
     config = source.path / "tokenizer_config.json"
     return config.is_file() and "chat_template" in read_object(config)
+
+
+def check_chat_template(source: ModelSource) -> None:
+    """Refuse a chat template that cannot be read: the first message would fail."""
+    try:
+        from jinja2 import Environment, TemplateSyntaxError, ext
+    except ImportError:
+        # Nothing renders it then, either.
+        return
+
+    class Generation(ext.Extension):
+        """The tag of transformers around what the model has said."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = Environment(extensions=[ext.loopcontrols, Generation])  # noqa: S701
+    for name, template in _chat_templates(source):
+        try:
+            environment.parse(template)
+        except (TemplateSyntaxError, RecursionError) as error:
+            line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            raise ModelSourceError(
+                f"the chat template of {source.asked} cannot be read ({name}{line}): {error}",
+                hint="mend it, or take the one that belongs to the model",
+            ) from None
+
+
+def _chat_templates(source: ModelSource) -> Iterator[tuple[str, str]]:
+    """Yield each chat template with the name of its file."""
+    file = source.path / "chat_template.jinja"
+    if file.is_file():
+        yield file.name, file.read_text(encoding="utf-8", errors="replace")
+    for file in (source.path / "chat_template.json", source.path / "tokenizer_config.json"):
+        found = read_object(file).get("chat_template") if file.is_file() else None
+        # A model may have several, each with its name.
+        for each in found if isinstance(found, list) else [found]:
+            template = each.get("template") if isinstance(each, dict) else each
+            if isinstance(template, str):
+                yield file.name, template
 
 
 def weight_files(source: ModelSource, *, pickle: bool) -> list[Path]:

@@ -193,12 +193,14 @@ def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
     from llmserve.builder.source_files import (
+        check_chat_template,
         check_vocabulary,
         has_chat_template,
         tokenizer_files,
     )
 
     check_vocabulary(context.source, context.report)
+    check_chat_template(context.source)
     if context.options.get("chat") and not has_chat_template(context.source):
         raise OptionError(
             f"{context.model} has no chat template", hint="leave out --chat, or use a chat model"

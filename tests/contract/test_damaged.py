@@ -219,3 +219,22 @@ def test_text_that_is_not_a_manifest_is_damaged(tmp_path: Path, text: str) -> No
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(ConfigError, match="is damaged"):
         Manifest.read(tmp_path)
+
+
+WHOLE = """{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}
+{% if loop.last %}{% break %}{% endif %}{% endfor %}"""
+
+
+def test_a_chat_template_with_a_wrong_line_is_refused(folder: Path, repo: Path) -> None:
+    file = folder / "chat_template.jinja"
+    file.write_text(WHOLE + "\n{% if x %}", encoding="utf-8")
+    wrong = r"cannot be read \(chat_template\.jinja, line 3\): .*"
+    with pytest.raises(ModelSourceError, match=wrong):
+        llmserve.build("hf", str(folder), output=repo)
+    file.unlink()
+    several = [{"name": "default", "template": WHOLE}, {"name": "tools", "template": "{{ x"}]
+    edit_json(folder / "tokenizer_config.json", chat_template=several)
+    with pytest.raises(ModelSourceError, match=r"cannot be read \(tokenizer_config\.json, line 1"):
+        llmserve.build("hf", str(folder), output=repo)
+    edit_json(folder / "tokenizer_config.json", chat_template=WHOLE)
+    assert llmserve.build("hf", str(folder), output=repo).folder.is_dir()
