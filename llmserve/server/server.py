@@ -116,6 +116,8 @@ class Server:
             metadata = self._ask("v2", timeout=_TIMEOUT)
         except (ServerError, ValueError):
             return False
+        if not isinstance(metadata, dict):
+            return False
         self.runtime = f"{self._kind} Triton {metadata.get('version')}"
         return bool(metadata.get("name") == self._instance.name)
 
@@ -263,10 +265,10 @@ class Server:
         try:
             response = _fetch(f"{self.http_url}/{path}", data, timeout)
         except HTTPError as error:
-            try:
+            problem = f"the server answered {error.code} to /{path}"
+            # Another program may have taken the port, which answers as it likes.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
                 problem = in_plain_words(json.loads(error.read())["error"])
-            except (ValueError, KeyError, TypeError):
-                problem = f"the server answered {error.code} to /{path}"
             raise RefusedError(problem, error.code) from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)

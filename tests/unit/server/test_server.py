@@ -385,6 +385,29 @@ def test_only_an_answer_says_that_a_model_takes_no_requests(code: int) -> None:
             assert server.takes_requests("m") == (code == 200)
 
 
+@pytest.mark.parametrize(
+    ("code", "body"), [(404, b'{"error": {"message": "no"}}'), (404, b"no"), (200, b'["v1"]')]
+)
+def test_what_has_taken_the_port_meanwhile_is_no_ready_server(code: int, body: bytes) -> None:
+    """Such as the gateway of another serve, whose errors have another shape."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        server = object.__new__(Server)
+        server.address = Address("", f"http://127.0.0.1:{http.server_port}")
+        assert not server.ready()
+        http.shutdown()
+
+
 def test_a_model_fails_with_its_part_and_takes_its_other_parts_along(tmp_path: Path) -> None:
     def add(name: str, *parts: str) -> None:
         (tmp_path / name).mkdir()
