@@ -25,7 +25,7 @@ from llmserve.builder.source_files import (
     check_links,
     config_files,
 )
-from llmserve.errors import ModelSourceError, OptionError, PluginError
+from llmserve.errors import ModelSourceError, OptionError, OutputError, PluginError
 from llmserve.names import check_model_name
 from llmserve.plugins.options import Value
 
@@ -177,6 +177,7 @@ class BuildContext:
         if self.copies_weights if copy is None else copy:
             target = self.folder / folder
             target.mkdir(parents=True, exist_ok=True)
+            self._check_space(files, target)
             for file in files:
                 if file.suffix == ".py" and not self.options["trust_remote_code"]:
                     continue
@@ -191,6 +192,19 @@ class BuildContext:
         if self.source.repo_id and self.source.revision:
             return {**settings, "id": self.source.repo_id, "revision": self.source.revision}
         return {**settings, "path": str(self.source.folder)}
+
+    def _check_space(self, files: Iterable[Path], target: Path) -> None:
+        """Refuse what the disk has no space for, before minutes go into copying it."""
+        if self.source.converted_from:
+            return
+        needed, free = sum(file.stat().st_size for file in files), shutil.disk_usage(target).free
+        if free < needed:
+            raise OutputError(
+                f"the files of {self.source.asked} take {needed / 1e6:.0f} MB, and the disk of the "
+                f"repository has {free / 1e6:.0f} MB free",
+                hint="make some space, build to another disk, or leave them where they are with "
+                "--set weights=reference",
+            )
 
     def _put(self, file: Path, target: Path) -> None:
         """Copy a file into the repository. Weights of a folder that is deleted after the build are

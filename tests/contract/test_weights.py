@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import llmserve
 from llmserve.builder.weights.check import check_weights
-from llmserve.errors import ModelSourceError
+from llmserve.errors import ModelSourceError, OutputError
 from llmserve.repository.check import check_repository
 from llmserve.repository.repository import Repository
 from llmserve.testing.tiny_encoders import save_classifier, save_encoder
@@ -226,3 +226,15 @@ def test_weights_that_are_no_file_of_the_folder_are_refused(
     expected = {"pipe": "is no file", "dangling": "is a link to nothing", "link": "is a link to .*"}
     with pytest.raises(ModelSourceError, match=f"model.safetensors {expected[kind]}"):
         llmserve.build(plugin, str(folder), output=repo, **PLUGINS[plugin])
+
+
+def test_what_the_disk_cannot_hold_is_refused_before_anything_is_copied(
+    folder: Path, repo: Path
+) -> None:
+    # It is as large as it says, and takes no space: no disk holds a copy of it.
+    file = folder / "model-extra.safetensors"
+    save_file({"x": torch.zeros(1)}, file)
+    os.truncate(file, 8 << 40)
+    with pytest.raises(OutputError, match=r"take \d{7} MB, and the disk of the repository has"):
+        llmserve.build("hf", str(folder), output=repo)
+    assert not [*repo.rglob("*.safetensors")]

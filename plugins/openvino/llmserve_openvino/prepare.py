@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from llmserve.plugin import (
@@ -154,7 +155,11 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
     )
     if process.returncode:
         lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
-        reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
+        reason = (
+            shorten(lines[-1], 300, placeholder=" …")
+            if lines
+            else f"exit status {process.returncode}"
+        )
         if process.returncode == _NOT_WRITTEN:
             free = shutil.disk_usage(context.folder).free / 1e6
             raise OutputError(
