@@ -94,7 +94,7 @@ def test_stop_words_log_probabilities_and_echo(gateway: Gateway, model: str) -> 
         ({"messages": [{"role": "king", "content": ""}]}, 400, "messages[0]"),
         ({"temperature": 3}, 400, "temperature"),
         ({"n": 0}, 400, "n"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
+        ({"stop": ["x"] * 65}, 400, "stop"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"max_tokens": 10**14}, 400, "max_tokens"),
         ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
