@@ -13,6 +13,7 @@ import click
 
 from llmserve.errors import RequestRejectedError
 from llmserve_cli.interrupts import while_importing
+from llmserve_cli.servers import openai_for
 
 DEFAULT_URL = "http://127.0.0.1:8080/v1"
 
@@ -23,9 +24,8 @@ DEFAULT_URL = "http://127.0.0.1:8080/v1"
 @click.option(
     "--openai",
     metavar="URL",
-    default=DEFAULT_URL,
-    show_default=True,
-    help="Server with OpenAI's API, with the key in OPENAI_API_KEY.",
+    help="Server with OpenAI's API, with the key in OPENAI_API_KEY (default: that of `llmserve "
+    f"serve` if it runs here, else {DEFAULT_URL}).",
 )
 @click.option(
     "--concurrency",
@@ -47,7 +47,7 @@ DEFAULT_URL = "http://127.0.0.1:8080/v1"
 def batch(
     source: Path,
     output: Path,
-    openai: str,
+    openai: str | None,
     concurrency: int,
     in_order: bool,
     timeout: float | None,
@@ -74,8 +74,11 @@ def batch(
         from llmserve.client import BatchRequests, open_answers
         from llmserve_cli.batch_requests import Server, answers
 
-    server = Server(openai, timeout, patience)
     with closing(BatchRequests(source)) as requests, ExitStack() as stack:
+        if openai is None:
+            names = [request.model for request in requests.all]
+            openai = openai_for(names[0] if names else "") or DEFAULT_URL
+        server = Server(openai, timeout, patience)
         # A wrong key or address leaves no file.
         if is_checked := retry_errors or not os.access(output, os.F_OK):
             server.check()

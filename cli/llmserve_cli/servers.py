@@ -91,6 +91,12 @@ class Running:
             hint=f"{words} llmserve reload {model}",
         )
 
+    @property
+    def openai(self) -> str:
+        """The address of its OpenAI API; empty if it has none."""
+        urls = {each["name"]: each.get("url", "") for each in self.status.get("frontends", ())}
+        return str(urls.get("openai", ""))
+
     def has_url(self, url: str) -> bool:
         return url in (self.url, *(replica["url"] for replica in self.status.get("replicas", ())))
 
@@ -133,7 +139,9 @@ def none_runs(url: str | None = None, repository: Path | None = None) -> Unreach
     )
 
 
-def choose(servers: Sequence[Running], model: str) -> Running:
+def choose(
+    servers: Sequence[Running], model: str, option: str = "--url or --repository"
+) -> Running:
     """Choose by the model's name, then by the repository of the current folder."""
     here = Path.cwd().resolve()
 
@@ -150,9 +158,15 @@ def choose(servers: Sequence[Running], model: str) -> Running:
     if len(servers) > 1:
         raise UsageError(
             f"{len(servers)} servers run here ({', '.join(map(str, servers))})",
-            hint="choose one with --url or --repository",
+            hint=f"choose one with {option}",
         )
     return servers[0]
+
+
+def openai_for(model: str) -> str | None:
+    """Return the OpenAI API of the server that a command means; None if none runs here."""
+    servers = [server for server in find_servers() if server.openai]
+    return choose(servers, model, "--openai").openai if servers else None
 
 
 def url_for(model: str, url: str | None, repository: Path | None) -> str | None:

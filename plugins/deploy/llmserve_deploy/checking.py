@@ -24,6 +24,15 @@ _FOREIGN = {
 }  # fmt: skip
 
 
+def require_packages() -> None:
+    """Raise an error if a package that checks is missing."""
+    for name in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
+        if find_spec(name) is None:
+            raise UsageError(
+                f"--check needs {name}", hint=install_command("llmserve-deploy[check]")
+            )
+
+
 def check(out: Path, names: list[str]) -> None:
     """Raise an error for the first invalid file."""
     validate = _validator()
@@ -47,11 +56,6 @@ def check(out: Path, names: list[str]) -> None:
 
 def _validator() -> Callable[[Data], None]:
     """Return a function that validates an object against Kubernetes' schema for its kind."""
-    for name in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
-        if find_spec(name) is None:
-            raise UsageError(
-                f"--check needs {name}", hint=install_command("llmserve-deploy[check]")
-            )
     import jsonschema
     import kubernetes_validate
 

@@ -101,14 +101,17 @@ def _deploy(
             f"{out} is in the repository, where Triton treats every folder as a model",
             hint="name another folder with --out",
         )
+    if wants_check:
+        from llmserve_deploy.checking import check, require_packages
+
+        # Before anything is written: it is the check that somebody wants.
+        require_packages()
     wheels = vendored_wheels() if vendor else {}
     settings["wheels"] = wheels_named(wheels)
     deployment = describe(repository, baked=target != "compose", **settings)
     files = rendered(files_of(target, deployment, out, dashboard=dashboard)) | wheels
     write(files, out, force=force)
     if wants_check:
-        from llmserve_deploy.checking import check
-
         check(out, list(files))
     for name in files:
         click.echo(str(out / name))

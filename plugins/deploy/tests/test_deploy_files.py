@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from llmserve.contract.container import SERVERS, UNKNOWN, release
 from llmserve.errors import LLMServeError
 from llmserve.plugin import Manifest
+from llmserve_deploy import checking
 from llmserve_deploy.checking import check
 from llmserve_deploy.commands import deploy
 from llmserve_deploy.description import Deployment, describe
@@ -82,6 +83,16 @@ def test_the_files_equal_the_golden_ones_every_time(target: str, tmp_path: Path)
     paths = [path for path in (GOLDEN / target).rglob("*") if path.is_file()]
     expected = {str(path.relative_to(GOLDEN / target)): path.read_bytes() for path in paths}
     assert files == expected
+
+
+def test_what_cannot_be_checked_is_not_written(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "find_spec", lambda name: None if name == "jsonschema" else name)
+    words = ["compose", str(repository), "--out", str(tmp_path / "out"), "--check"]
+    error = CliRunner().invoke(deploy, words, standalone_mode=False).exception
+    assert str(error).startswith("--check needs jsonschema: ")
+    assert not (tmp_path / "out").exists()
 
 
 VARIANTS: list[dict[str, Any]] = [

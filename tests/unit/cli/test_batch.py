@@ -27,6 +27,7 @@ from llmserve.client import BatchRequest, BatchRequests, answer_line, open_answe
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
 from llmserve_cli.batch_requests import LONGEST_PAUSE, Response, Server, _Tries
 from llmserve_cli.group import cli
+from llmserve_cli.servers import Running
 
 
 class Script(ThreadingHTTPServer):
@@ -236,6 +237,25 @@ def test_a_model_that_stays_full_costs_the_patience_once(tmp_path: Path, server:
     assert time.monotonic() - began < 2
     failed = [line for line in read(tmp_path / "out") if line["error"]]
     assert [line["error"]["code"] for line in failed] == ["queue_full"] * 20
+
+
+def test_the_server_that_runs_here_is_found(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `query` finds it: by the model that is asked, where several run."""
+    others = [
+        Running(
+            Path(name),
+            {"url": name, "repository": f"/{name}", "models": [{"name": model, "state": "ready"}],
+             "frontends": [{"name": "openai", "url": url}]},
+        )
+        for name, model, url in (("a", "other", "http://127.0.0.1:9/v1"), ("b", "m", server.url))
+    ]  # fmt: skip
+    monkeypatch.setattr("llmserve_cli.servers.find_servers", lambda: others)
+    source = write(tmp_path / "in.jsonl", [request("0")])
+    words = ["batch", str(source), str(tmp_path / "out")]
+    assert CliRunner().invoke(cli, words, standalone_mode=False).exception is None
+    assert server.received == Counter(["0"])
 
 
 @pytest.mark.parametrize("status", [401, 404])

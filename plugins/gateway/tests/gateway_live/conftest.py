@@ -61,7 +61,8 @@ def page(browser: Any, gateway: Gateway, model: str) -> Iterator[Page]:
 
 
 def _note_violation(line: str, errors: list[str]) -> None:
-    if "Content Security Policy" in line:
+    """Note what the browser itself finds wrong with the page; scripts' own lines are others."""
+    if "Content Security Policy" in line or line.startswith("[DOM]"):
         errors.append(line)
 
 
