@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from llmserve.errors import ConfigError
 from llmserve.names import near
 from llmserve_cli.completion import built_models
 from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
-from llmserve_cli.terminal import print_json, print_table, size_in_words
+from llmserve_cli.terminal import print_json, print_table, printable, size_in_words
 
 if TYPE_CHECKING:
     from llmserve.builder.store import StoredModel
@@ -35,6 +35,8 @@ class Entry:
     served: str
     """The address of the server that has it; empty if none has."""
     source: str
+    problem: str = ""
+    """What is wrong with it; empty if nothing is known."""
 
     def cells(self) -> list[str]:
         built = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.built))
@@ -89,6 +91,10 @@ def list_models(model: str | None, repository: Path | None, as_json: bool) -> No
             click.echo(place)
             print_table([["NAME", "PLUGIN", "SIZE", "BUILT", "SERVED AT", "SOURCE"]]
                         + [entry.cells() for entry in group])  # fmt: skip
+    for entry in entries:
+        if entry.problem:
+            line = f"{entry.name}: {entry.problem}: llmserve remove {entry.name} deletes it"
+            click.echo(printable(line), err=True)
     if not entries:
         click.echo(f"no model is built: {NONE}", err=True)
 
@@ -105,7 +111,14 @@ def _entry_of_kept(kept: StoredModel, servers: Sequence[Running]) -> Entry:
 
     source = kept.record.model if kept.record else _source(kept.model)
     built = kept.record.built if kept.record else _built(kept.model)
-    return _entry(Repository.open(kept.repository), kept.model, servers, source, built)
+    entry = _entry(Repository.open(kept.repository), kept.model, servers, source, built)
+    return entry if entry.served else replace(entry, problem=_problem(kept))
+
+
+def _problem(kept: StoredModel) -> str:
+    if kept.record is None or kept.model.missing():
+        return "its build was not finished"
+    return f"it could not be served ({kept.record.failed})" if kept.record.failed else ""
 
 
 def _entry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -131,6 +131,7 @@ def _served(
     stored: StoredModel, runtime: str, port: int | None, *, converses: bool
 ) -> Iterator[tuple[Running, Callable[[], None]]]:
     """Return the server that has the model: one that runs, or one for as long as the block runs."""
+    from llmserve.builder.store import Store
     from llmserve_cli.beside import serving
 
     if (server := _already(stored)) is not None:
@@ -144,7 +145,15 @@ def _served(
         words += [] if free is None else ["--port", str(free)]
     else:
         words += ["--frontend", "none"]
-    with serving(stored.repository, words) as (server, beside):
+    started = serving(stored.repository, words)
+    with ExitStack() as stack:
+        try:
+            server, beside = stack.enter_context(started)
+        except ServerError as error:
+            # `llmserve list` says so of a model that stays.
+            Store().note(stored, error.problem)
+            raise
+        Store().note(stored, "")
         yield server, beside.check
 
 

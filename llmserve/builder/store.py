@@ -66,6 +66,8 @@ class Record:
     manifest: str = ""
     """The hash of the manifest that this record belongs to."""
     built: float = 0.0
+    failed: str = ""
+    """Why it could not be served when that was last tried."""
 
     @classmethod
     def of(cls, spec: BuildSpec) -> Record:
@@ -193,6 +195,12 @@ class Store:
             with suppress(OSError):
                 repository.rmdir()
 
+    def note(self, stored: StoredModel, failed: str) -> None:
+        """Keep why a model could not be served, or that it was: "". The list of models says so."""
+        if stored.record is not None and stored.record.failed != failed:
+            with suppress(OutputError):
+                _replace(self._record(stored.name), replace(stored.record, failed=failed))
+
     def forget(self, name: str) -> None:
         """Delete the record of a model that is gone."""
         with suppress(OSError):
@@ -316,10 +324,13 @@ def _digest(folder: Path) -> str:
 
 
 def _write_record(path: Path, folder: Path, record: Record) -> None:
+    _replace(path, replace(record, manifest=_digest(folder), built=time.time()))
+
+
+def _replace(path: Path, record: Record) -> None:
     draft = path.with_suffix(".new")
-    complete = replace(record, manifest=_digest(folder), built=time.time())
     try:
-        draft.write_text(json.dumps(asdict(complete), indent=2), encoding="utf-8")
+        draft.write_text(json.dumps(asdict(record), indent=2), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

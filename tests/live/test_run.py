@@ -105,6 +105,7 @@ def test_a_model_that_cannot_be_served_ends_it_with_the_reason(home: Path) -> No
     assert (failed.returncode, failed.stdout) == (1, "")
     last = failed.stderr.splitlines()[-1]
     assert last.startswith("llmserve: model 'demo' failed to load: "), failed.stderr
+    assert run("list").stderr.startswith("demo: it could not be served (model 'demo' failed to")
     assert serving(home) == []
 
 

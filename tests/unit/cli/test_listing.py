@@ -66,6 +66,27 @@ def test_the_list_has_the_kept_models_and_those_of_this_folder(
     assert invoke("list", "--repository", "model_repository").stdout.split()[0] == lines[3]
 
 
+def test_a_failed_attempt_says_so_and_how_it_goes(store: Store) -> None:
+    kept = store.build(BuildSpec("hf", "demo", name="tried"), Registry.load())
+    store.build(BuildSpec("hf", "demo", name="half"), Registry.load())
+    assert invoke("list").stderr == ""
+    store.note(kept, "no memory is left")
+    # What an interruption between a model and its record leaves.
+    store.forget("half")
+    assert invoke("list").stderr.splitlines() == [
+        "half: its build was not finished: llmserve remove half deletes it",
+        "tried: it could not be served (no memory is left): llmserve remove tried deletes it",
+    ]
+    found = {
+        entry["name"]: entry["problem"] for entry in json.loads(invoke("list", "--json").stdout)
+    }
+    assert found["tried"].startswith("it could not be served")
+    again = store.find("tried")
+    assert again is not None
+    store.note(again, "")
+    assert "tried" not in invoke("list").stderr
+
+
 def test_a_name_is_removed_from_this_folder_and_else_from_the_kept_ones(store: Store) -> None:
     kept = store.build(BuildSpec("hf", "demo"), Registry.load())
     llmserve.build("hf", "demo")
