@@ -188,7 +188,7 @@ def _fetch(model: Carried, place: Path) -> None:
 if __name__ == "__main__":
     try:
         if sys.argv[1:] == ["--all"]:
-            real_encoder()
+            print(real_encoder())
         print(real_model())
     except NotHad as error:
         sys.exit(f"A real model cannot be had: {error}")

@@ -9,8 +9,11 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc
 from pydantic import BaseModel, Field
+from tritonclient.utils import InferenceServerException
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
@@ -142,6 +145,21 @@ def test_a_model_that_does_not_stream_refuses_with_the_build_option(
     body = json.dumps({"text_input": PROMPT, "stream": True})
     reply = post(triton, f"v2/models/{batched}/generate", body)
     assert "build it with --set decoupled=true" in reply["error"]
+
+
+def test_what_the_pages_say_of_a_single_infer_holds(triton: LiveTriton, streaming: str) -> None:
+    """Triton itself refuses it, so that the pages have its words and what to do instead."""
+    prompt = grpc.InferInput("text_input", [1, 1], "BYTES")
+    prompt.set_data_from_numpy(np.array([[PROMPT.encode()]], np.object_))
+    refused = "doesn't support models with decoupled transaction policy"
+    with (
+        grpc.InferenceServerClient(triton.server.grpc_url) as client,
+        pytest.raises(InferenceServerException, match=refused) as raised,
+    ):
+        client.infer(streaming, [prompt])
+    assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+    reply = post(triton, f"v2/models/{streaming}/generate", json.dumps({"text_input": PROMPT}))
+    assert reply["text_output"] == triton.client.generate(streaming, PROMPT).text
 
 
 def test_several_prompts_stream_concurrently(triton: LiveTriton, streaming: str) -> None:
