@@ -1,15 +1,17 @@
 """An environment with vLLM for CPUs and all of llmserve that its tests need.
 
     python -m tests.vllm_environment    # makes build/vllm if it is not there
+    VLLM=0.27.1 python -m tests.vllm_environment    # the same with another version of vLLM
 
 vLLM pins its own PyTorch and transformers, so it cannot be installed beside the other engines. It
-takes 2 GB.
+takes 2 GB, so there is one at a time: another version replaces it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +22,7 @@ from pathlib import Path
 
 # Nothing else of ours: it runs before anything is installed.
 ROOT = Path(__file__).parents[1]
-VLLM = "0.32.0"
+VLLM = os.environ.get("VLLM") or "0.32.0"
 FOLDER = ROOT / "build" / "vllm"
 _PLUGINS = ("vllm", "hf", "iterative", "gateway", "bench")
 _READY = "ready"
@@ -44,7 +46,8 @@ def vllm_environment() -> Path:
 
 
 def _state() -> str:
-    texts = [
+    texts = [VLLM]
+    texts += [
         path.read_text(encoding="utf-8") for path in (ROOT / "constraints.txt", Path(__file__))
     ]
     for folder in (ROOT, *(ROOT / "plugins" / name for name in _PLUGINS)):

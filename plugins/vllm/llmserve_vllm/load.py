@@ -70,6 +70,8 @@ class Model:
     def _load(self) -> Any:
         if self._arguments.get("enforce_eager"):
             workarounds.compile_nothing()
+        if library.current_platform.is_cpu():
+            workarounds.keep_seeds()
         config = library.EngineArgs(**self._arguments).create_engine_config()
         sizes = ("gpu_memory_utilization", "kv_cache_memory_bytes")
         chosen = any(name in self._arguments for name in sizes)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
+
+_KEEPS_SEEDS = (0, 32)
 
 
 def forbid(params: Any, words: Sequence[Sequence[int]]) -> None:
@@ -25,6 +28,21 @@ def end_engine(engine: Any) -> None:
 
     engine.engine_core.shutdown()
     cleanup_dist_env_and_memory()
+
+
+def keep_seeds() -> None:
+    """Let requests with seeds draw by them, whatever runs beside them.
+
+    vLLM for CPUs ignores the seeds of a batch unless every row has one, so that a neighbour without
+    a seed changes an answer (seen in 0.27.1, not in 0.32.0). Its way for all processors
+    keeps them. Can go when the oldest vLLM that the plugin takes keeps them on a CPU.
+    """
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    number = version("vllm").partition("+")[0].split(".")
+    if (int(number[0]), int(number[1])) >= _KEEPS_SEEDS:
+        return
+    TopKTopPSampler.forward_cpu = TopKTopPSampler.forward_native
 
 
 def compile_nothing() -> None:
