@@ -90,7 +90,10 @@ def real_encoder() -> Path:
 
 def _kept(model: Carried) -> Path:
     """Return where a model is kept; it is fetched if it is not there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmserve-tests"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    # `make run` is no test. What was fetched under the earlier name is not fetched again.
+    folder, earlier = cache / "llmserve-fetched", cache / "llmserve-tests"
+    folder = earlier if (earlier / model.name).exists() else folder
     place = folder / model.name
     with _locked(folder):
         if not (place / model.large).is_file() or _hash(place / model.large) != model.large_hash:
