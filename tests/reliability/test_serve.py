@@ -88,7 +88,7 @@ def status_of(url: str) -> int:
 
 def test_the_frontend_is_started_and_its_address_comes_first(serve: Serving) -> None:
     addresses = [line.split() for _, line in serve.lines if "http://" in line]
-    assert [name for name, _ in addresses] == ["openai", "http", "metrics"]
+    assert [name for name, _ in addresses] == ["openai", "page", "http", "metrics"]
     root = addresses[0][1].removesuffix("/v1")
     with urllib.request.urlopen(f"{root}/readyz", timeout=TIMEOUT) as response:
         assert {"words", "other"} <= set(json.loads(response.read())["models"])
