@@ -1,3 +1,5 @@
+from llmserve.contract.bounded_json import BoundedJson as BoundedJson
+from llmserve.contract.bounded_json import parse_json as parse_json
 from llmserve.contract.names import MANIFEST as MANIFEST
 from llmserve.contract.names import SCHEMA as SCHEMA
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC

@@ -54,7 +54,7 @@ def source(tmp_path: Path) -> Path:
         for body in bodies
     ]
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 
 
@@ -96,7 +96,7 @@ def of_gateway(serve: Serving, source: Path) -> list[dict[str, Any]]:
 def of_command_line(serve: Serving, source: Path) -> list[dict[str, Any]]:
     output = source.with_name("out.jsonl")
     run("batch", str(source), str(output), "--openai", f"http://{serve.frontend[0]}/v1")
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("engine", [of_gateway, of_command_line])
@@ -108,4 +108,4 @@ def test_a_line_that_kills_its_model_is_sent_twice_and_costs_no_other(
     figure("a batch with a line that kills its model took", time.monotonic() - began)
     codes = {line["custom_id"]: line["error"] and line["error"]["code"] for line in lines}
     assert codes == {name: "model_died" if name == "deadly" else None for name in PROMPTS}
-    assert asked.read_text().count("x") == 2
+    assert asked.read_text(encoding="utf-8").count("x") == 2

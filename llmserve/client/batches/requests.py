@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.bounded_json import MOST, TooManyPartsError, parse_json
 from llmserve.errors import UsageError
 
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -46,6 +46,7 @@ class BatchRequests:
     """The requests of a file to these ``endpoints``; ``many`` and ``longest`` bound its lines.
 
     ``longest_name`` bounds what of each line stays in memory: its ``custom_id`` and its model.
+    What another process has found in the file is not read again: ``known``.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class BatchRequests:
         many: int | None = None,
         longest: int | None = None,
         longest_name: int | None = None,
+        known: list[BatchRequest] | None = None,
     ) -> None:
         self._longest_name = longest_name
         try:
@@ -64,7 +66,7 @@ class BatchRequests:
             problem = f"{path} cannot be used: {error.strerror}"
             raise UsageError(problem, hint="give another file") from None
         try:
-            self.all = self._checked(path, endpoints, many, longest)
+            self.all = known or self._checked(path, endpoints, many, longest)
         except BaseException:
             self.file.close()
             raise
@@ -73,9 +75,9 @@ class BatchRequests:
         """Return the body to send; threads may share the file."""
         line = os.pread(self.file.fileno(), request.size, request.offset)
         try:
-            body: dict[str, Any] = json.loads(line.decode("utf-8-sig"))["body"]
+            body: dict[str, Any] = parse_json(line.decode("utf-8-sig"))["body"]
             return body
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             problem = f"line {request.number} of the input has changed"
             raise UsageError(problem, hint="start again") from None
 
@@ -127,7 +129,10 @@ class BatchRequests:
 
 def _parsed(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     try:
-        content = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        content = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except TooManyPartsError:
+        what = f"has more than {MOST} lists, objects and keys"
+        raise BatchFileError(path, what, hint="divide it", line=number) from None
     except (ValueError, RecursionError):
         hint = "write one request per line"
         raise BatchFileError(path, "is not JSON", hint=hint, line=number) from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmserve.contract.bounded_json import TooManyPartsError, parse_json
 from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption, RequestOptions
 from llmserve.runtime.errors import RequestError, invalid_value
 
@@ -77,7 +77,7 @@ def _words(maximum: int, longest: int) -> Reader:
     def read(name: str, value: Any) -> tuple[str, ...]:
         if isinstance(value, str):
             try:
-                value = json.loads(value) if value.startswith("[") else [value]
+                value = parse_json(value) if value.startswith("[") else [value]
             except (ValueError, RecursionError):
                 value = [value]
         if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
@@ -121,7 +121,9 @@ def _from_json(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
+    except TooManyPartsError as error:
+        raise invalid_value(name, f"cannot be read: {error}") from None
     except (ValueError, RecursionError):
         raise invalid_value(name, f"takes JSON, not {_quoted(value)}") from None
 

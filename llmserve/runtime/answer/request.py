@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from llmserve.contract.bounded_json import parse_json
 from llmserve.contract.options import ALIASES, DEFAULT_LENGTH, OPTIONS
 from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer import reading
@@ -229,7 +230,7 @@ def _checked_ids(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
 
 def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
     try:
-        parameters: Mapping[str, Any] = json.loads(raw.parameters() or "{}")
+        parameters: Mapping[str, Any] = parse_json(raw.parameters() or "{}")
     except (ValueError, RecursionError) as error:
         # Python refuses integers with thousands of digits, and text that is not UTF-8.
         raise RequestError(f"the parameters cannot be read: {error}") from None
@@ -271,9 +272,9 @@ def _text(value: Any, name: str) -> str:
 
 def _messages(value: Any, images: Sequence[str]) -> list[dict[str, Any]]:
     try:
-        messages = json.loads(value) if isinstance(value, str) else value
+        messages = parse_json(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise invalid_value("messages", f"is not JSON: {error}") from None
+        raise invalid_value("messages", f"cannot be read as JSON: {error}") from None
     if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise invalid_value("messages", 'takes a JSON list of {"role": …, "content": …}')
     check_text("messages", json.dumps(messages, ensure_ascii=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from llmserve.contract.bounded_json import parse_json
 from llmserve.contract.options import OPEN_SHARED_STREAM
 from llmserve.contract.shared_stream import GREETING, SharedPiece, is_name, pack
 from llmserve.contract.tensors import CACHED_TOKENS, TEXT_FORMAT_OUTPUTS, TEXT_OUTPUT
@@ -289,6 +289,6 @@ def _opens(raw: Any) -> Any:
         # Reading all parameters of every request twice would cost more than this.
         if OPEN_SHARED_STREAM not in parameters:
             return None
-        return json.loads(parameters).get(OPEN_SHARED_STREAM)
+        return parse_json(parameters).get(OPEN_SHARED_STREAM)
     except (ValueError, RecursionError, AttributeError):
         return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from llmserve.runtime.contract import parse_json
 from llmserve_gateway.errors import ApiError, bad_request
 
 Receive = Callable[[], Awaitable[Any]]
@@ -38,12 +38,12 @@ async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, A
     except asyncio.TimeoutError:
         raise ApiError(408, f"the request did not arrive within {_TIMEOUT_SECONDS:g} s") from None
     try:
-        content = json.loads(body)
+        content = parse_json(body)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         # If the bytes are not even text, this is the decoder's message about them.
-        raise bad_request(f"the request is not JSON: {str(error)[:200]}") from None
+        raise bad_request(f"the request cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):
         raise bad_request("the request is not a JSON object")
     check_depth(content)

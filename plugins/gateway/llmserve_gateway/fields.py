@@ -19,6 +19,7 @@ from llmserve.runtime.contract import (
     IMAGE_URL,
     INT32,
     OPTIONS,
+    BoundedJson,
     RequestOption,
 )
 from llmserve_gateway.bodies import check_depth
@@ -473,14 +474,17 @@ def read_messages(
     if not isinstance(value, list) or not value:
         raise bad_request(f"{name} must be a list with at least one message", name)
     images: list[str] = []
-    messages = [_message(each, f"{name}[{index}]", images) for index, each in enumerate(value)]
+    arguments = BoundedJson()
+    messages = [
+        _message(each, f"{name}[{index}]", images, arguments) for index, each in enumerate(value)
+    ]
     most = int(OPTIONS[IMAGE_URL.name].high)
     if len(images) > most:
         raise bad_request(f"{name} has {len(images)} images: send at most {most}", name)
     return messages, {IMAGE_URL.name: images} if images else {}
 
 
-def _message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
+def _message(message: Any, where: str, images: list[str], arguments: BoundedJson) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
         raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}", where)
@@ -490,7 +494,8 @@ def _message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
         if not isinstance(calls, list):
             raise bad_request(f"{where}.tool_calls must be a list", where)
         result["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
+            _call(call, f"{where}.tool_calls[{index}]", arguments)
+            for index, call in enumerate(calls)
         ]
     elif content is None and role == "assistant":
         content = ""
@@ -512,18 +517,20 @@ def _thoughts(message: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str
     return {"reasoning_content": thoughts} | ({} if both else {"thinking": thoughts})
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str, reader: BoundedJson) -> dict[str, Any]:
     """Return an earlier tool call for the chat template, with its arguments as an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request(f"{where} must be a function call", where)
     name, arguments = function["name"], function.get("arguments")
     try:
-        parsed = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        parsed = None
+        parsed = reader.parse(arguments or "{}") if isinstance(arguments, str) else arguments
+        why = ""
+    except (ValueError, RecursionError) as error:
+        parsed, why = None, f" ({error})"
     if not isinstance(parsed, dict):
-        raise bad_request(f"{where}: the arguments of {name!r:.80} are not a JSON object", where)
+        what = f"{where}: the arguments of {name!r:.80} are not a JSON object{why:.200}"
+        raise bad_request(what, where)
     check_depth(parsed)
     result = {"type": "function", "function": {"name": name, "arguments": parsed}}
     return {"id": call["id"], **result} if isinstance(call.get("id"), str) else result

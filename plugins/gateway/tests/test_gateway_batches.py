@@ -6,7 +6,10 @@ import asyncio
 import errno
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +28,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequest, BatchRequests, Completion, Computed, ModelInfo
+from llmserve.client import (
+    BatchFileError,
+    BatchRequest,
+    BatchRequests,
+    Completion,
+    Computed,
+    ModelInfo,
+)
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
@@ -33,7 +43,7 @@ from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.app import make_app
-from llmserve_gateway.batches import lines, routes, runner, uploads
+from llmserve_gateway.batches import checking, lines, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job, Line
@@ -249,6 +259,104 @@ def test_a_file_that_is_none_of_requests_fails_its_batch(
 
     run(model, settings_of(tmp_path), work)
     assert not model.asked
+
+
+def test_lines_that_are_much_in_memory_fail_their_batch_and_hold_up_nobody(tmp_path: Path) -> None:
+    nested = [json.loads("[" * 50 + "]" * 50)] * 20_000
+    bomb = json.dumps(line("1", body={"model": "m", "prompt": "x", "unknown": nested})).encode()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, (bomb + b"\n") * 10)
+        longest = 0.0
+        while batch.status != "failed":
+            began = time.monotonic()
+            await client.models.list()
+            longest = max(longest, time.monotonic() - began)
+            batch = await client.batches.retrieve(batch.id)
+        assert batch.errors
+        assert batch.errors.data
+        (error,) = batch.errors.data
+        assert (error.line, error.code) == (1, "invalid_request")
+        assert error.message == "has more than 100000 lists, objects and keys: divide it"
+        assert longest < 1
+
+    run(Model(), settings_of(tmp_path), work)
+
+
+def test_a_batch_whose_gateway_died_while_it_was_checked_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = settings_of(tmp_path)
+    checked, begun = runner.checked, asyncio.Event()
+
+    async def hangs(*_: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(60)
+
+    names: list[str] = []
+
+    async def stopped(client: openai.AsyncOpenAI) -> None:
+        for _ in range(2):
+            names.append((await begin(client, [line("1")])).id)
+            await begun.wait()
+
+    monkeypatch.setattr(runner, "checked", hangs)
+    run(Model(), kept, stopped)
+    # Who stops it in order leaves no mark: only one that is killed does.
+    marks = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("batch_*.json")}
+    assert [json.loads(text)["is_being_checked"] for text in marks.values()] == [False, False]
+    (path,) = (path for path in marks if path.stem == names[0])
+    path.write_text(marks[path].replace('"is_being_checked": false', '"is_being_checked": true'))
+    monkeypatch.setattr(runner, "checked", checked)
+
+    async def again(client: openai.AsyncOpenAI) -> None:
+        first, second = [await ended(client, await client.batches.retrieve(n)) for n in names]
+        assert (first.status, second.status) == ("failed", "completed")
+        assert first.errors.data[0].code == "validation_interrupted"
+
+    run(Model(), kept, again)
+
+
+def test_a_check_ends_with_its_gateway_and_says_what_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = content_of([line(str(number)) for number in range(20_000)])
+    (path := tmp_path / "in").write_bytes(content)
+    started: list[Any] = []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **options: Any) -> Any:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+    async def go() -> None:
+        task = asyncio.ensure_future(checking.checked(path, {}))
+        while not started:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert started[0].returncode == -signal.SIGKILL
+        with closing(await checking.checked(path, {})) as requests:
+            assert requests.body(requests.all[-1])["prompt"] == "19999"
+        task = asyncio.ensure_future(checking.checked(path, {}))
+        while len(started) < 3:
+            await asyncio.sleep(0.001)
+        started[2].kill()
+        with pytest.raises(BatchFileError, match="takes too long to check"):
+            await task
+
+    asyncio.run(go())
+    orphan = popen(
+        [sys.executable, "-m", checking.__name__, str(path), "{}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert orphan.stdin
+    orphan.stdin.close()
+    assert orphan.wait(20) in (0, 1)
 
 
 def test_one_key_never_sees_what_is_of_another(tmp_path: Path) -> None:
@@ -721,6 +829,9 @@ def test_a_model_that_still_loads_is_waited_for(
 
     async def work(client: openai.AsyncOpenAI) -> None:
         batch = await begin(client, [line("1"), line("2")])
+        while batch.status == "validating":
+            await asyncio.sleep(0.01)
+            batch = await client.batches.retrieve(batch.id)
         await asyncio.sleep(0.2)
         batch = await client.batches.retrieve(batch.id)
         assert batch.request_counts is not None

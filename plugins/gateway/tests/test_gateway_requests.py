@@ -29,7 +29,7 @@ from llmserve_gateway.admission import Admission, Limits, Party
 from llmserve_gateway.anthropic import MessagesWriter, error_body, read_messages_request
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.fields import ParsedRequest
+from llmserve_gateway.fields import ParsedRequest, read_messages
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
 from llmserve_gateway.responses import ResponsesWriter, read_response_request
@@ -716,3 +716,32 @@ def test_one_of_several_keys_holds_half_of_what_may_be_held() -> None:
         with admission.hold("b", 40, ALICE), admission.hold("a", 50, BOB):
             assert admission.tokens == {"a": 90, "b": 40}
     assert not admission.tokens
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"unknown": [' + b",".join([b"[" * 50 + b"]" * 50] * 40_000) + b"]}",
+        json.dumps({f"k{number}": 1 for number in range(250_000)}).encode(),
+        json.dumps({"messages": [{"role": "user", "content": "a"}] * 80_000}).encode(),
+    ],
+)
+def test_a_body_that_is_much_in_memory_is_refused_before_it_is_parsed(body: bytes) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    began = time.process_time()
+    with pytest.raises(ApiError, match="more than 100000 lists, objects and keys") as caught:
+        asyncio.run(read_json(receive, {}))
+    assert caught.value.status == 400
+    # Parsed, the first takes 0.7 s on an idle machine, and then the depth is looked at.
+    assert time.process_time() - began < 0.5
+
+
+def test_the_arguments_of_all_calls_together_are_bounded() -> None:
+    arguments = json.dumps({"a": [[]] * 40_000})
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    assert len(read_messages([message] * 2)[0]) == 2
+    with pytest.raises(ApiError, match="more than 100000 lists, objects and keys"):
+        read_messages([message] * 3)

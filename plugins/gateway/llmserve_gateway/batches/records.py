@@ -71,6 +71,8 @@ class Batch:
     moments: dict[str, int] = field(default_factory=dict)
     """When it got into each status."""
     errors: list[dict[str, Any]] = field(default_factory=list)
+    is_being_checked: bool = False
+    """Whether its file is being read for the first time, by this gateway or by one that died."""
     has_output: bool = False
     has_errors: bool = False
     has_expired: bool = False

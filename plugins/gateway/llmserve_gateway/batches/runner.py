@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
 from llmserve.errors import LLMServeError
 from llmserve_gateway.batches import uploads
+from llmserve_gateway.batches.checking import checked
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.jobs import Job
 from llmserve_gateway.batches.lines import Lines
@@ -31,6 +34,8 @@ MAX_NAME = 512
 """The characters of a request's ``custom_id``, and of its model: these are in memory."""
 _OPEN, _OPEN_OF_ONE = 8, 2
 """How many batches are in memory: of all keys together, and of one."""
+_CHECKED = 2
+"""How many files are checked at once."""
 _KEPT = 1000
 """How many batches of one key are remembered that are over; their results are files."""
 _PERIOD, _FILES_PERIOD = 0.25, 5.0
@@ -38,6 +43,10 @@ _PAUSE = 30.0
 """Until a batch is tried again whose files cannot be read or written."""
 _GRACE = 86400.0
 """For so many seconds after its time it is tried again: it has answers that were paid for."""
+
+
+class _InterruptedError(Exception):
+    """An earlier gateway ended while it checked the file of a batch."""
 
 
 class Runner:
@@ -52,6 +61,7 @@ class Runner:
         self._stops: dict[str, asyncio.Event] = {}
         self._open: list[Batch] = []
         """Those that have a place in memory."""
+        self._checking = asyncio.Semaphore(_CHECKED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -136,7 +146,11 @@ class Runner:
                 await self._answer(batch)
             except BatchFileError as error:
                 pause = _PAUSE
-                await self._fail(batch, f"{error.what}: {error.hint}", error.line)
+                await self._fail(batch, f"{error.what}: {error.hint}", line=error.line)
+            except _InterruptedError:
+                pause = _PAUSE
+                what = "the gateway ended while it checked the file: create the batch again"
+                await self._fail(batch, what, code="validation_interrupted")
             except Exception as error:
                 is_known = isinstance(error, (LLMServeError, ApiError, OSError))
                 log.error("batch %s: %s", batch.id, error, exc_info=not is_known)
@@ -174,7 +188,7 @@ class Runner:
             "longest_name": MAX_NAME,
         }
         with ExitStack() as stack:
-            requests = await in_thread(BatchRequests, source, **limits)
+            requests = await self._requests(batch, source, limits)
             stack.enter_context(closing(requests))
             opening = open_answers(self.folder.answers(batch), requests)
             answers = await in_thread(stack.enter_context, opening)
@@ -190,6 +204,30 @@ class Runner:
                 del self._jobs[batch.id]
             if is_over:
                 await self._finish(job)
+
+    async def _requests(
+        self, batch: Batch, source: Path, limits: Mapping[str, Any]
+    ) -> BatchRequests:
+        """Check the file of a batch; one during whose check the gateway died is not checked again.
+
+        What has been in progress has passed once.
+        """
+        if batch.is_being_checked:
+            raise _InterruptedError
+        async with self._checking:
+            if "in_progress" in batch.moments:
+                return await checked(source, limits)
+            try:
+                await self._mark(batch, is_being_checked=True)
+                return await checked(source, limits)
+            finally:
+                await self._mark(batch, is_being_checked=False)
+
+    async def _mark(self, batch: Batch, *, is_being_checked: bool) -> None:
+        batch.is_being_checked = is_being_checked
+        # A disk that is full is told of when something else is saved.
+        with suppress(OSError):
+            await in_thread(self.folder.save, batch)
 
     async def _wait_for(self, job: Job) -> bool:
         """Wait until a batch is done, is to be cancelled, or has no time left: not without key."""
@@ -242,9 +280,15 @@ class Runner:
                 self.folder.save(saved[-1])
         return saved
 
-    async def _fail(self, batch: Batch, message: str, line: int | None = None) -> None:
-        found = {"code": "invalid_request", "line": line, "message": message, "param": None}
-        batch.errors = [found]
+    async def _fail(
+        self,
+        batch: Batch,
+        message: str,
+        *,
+        line: int | None = None,
+        code: str = "invalid_request",
+    ) -> None:
+        batch.errors = [{"code": code, "line": line, "message": message, "param": None}]
         try:
             await self._end(batch, "failed")
         except OSError as error:

@@ -27,6 +27,7 @@ from llmserve.runtime import (
     answer_limit,
     read_params,
 )
+from llmserve.runtime.contract import parse_json
 
 INITIAL_LENGTH = 1
 """A state starts with one slot of zeros, because Triton has no empty states."""
@@ -92,7 +93,7 @@ class StepRequest:
     @classmethod
     def read(cls, tensors: Tensors) -> StepRequest:
         """Read the output of :meth:`write`, and the ids that are sent with it."""
-        content: Mapping[str, Any] = json.loads(tensors["params"].reshape(-1)[0])
+        content: Mapping[str, Any] = parse_json(tensors["params"].reshape(-1)[0])
         ids = tuple(int(token) for token in tensors["prompt_ids"].reshape(-1) if token >= 0)
         return cls(content["prompt"], ids, read_params(content["params"]), content["step"])
 

@@ -24,6 +24,7 @@ from llmserve.runtime import (
     respond,
     tensors_of,
 )
+from llmserve.runtime.contract import parse_json
 from llmserve_trtllm.runtime.engine_request import RequestWriter, array
 
 _TEXT = "text_output"
@@ -140,7 +141,7 @@ class Postprocessing:
         requests = inputs.get("REQUEST")
         answers = []
         for row in range(tokens.shape[0]):
-            info = None if requests is None else json.loads(requests.reshape(-1)[row])
+            info = None if requests is None else parse_json(requests.reshape(-1)[row])
             beams = []
             for beam in range(tokens.shape[1]):
                 length = tokens.shape[2] if lengths is None else int(lengths[row][beam])
