@@ -14,7 +14,8 @@ from llmserve.runtime.answer.judge import Judge, SetupError, UnenforceableError,
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer
 
-_MAX_COMPILED = 64
+_MAX_COMPILED, _MAX_BYTES = 64, 64 << 20
+"""How many forms are kept, and how large they may be together; the newest is kept anyhow."""
 # Most forms take a few milliseconds, so there is no such queue unless someone wants one.
 _MAX_WAITING = 32
 
@@ -28,6 +29,8 @@ class Compiled:
 
     matcher: Any
     vocabulary: int
+    size: int
+    """The bytes that it took in the judge's process."""
 
 
 class Compiler:
@@ -62,21 +65,35 @@ class Compiler:
                 problem = "the queue of new constraints is full: send it again later"
                 raise RequestError(problem, code="constraint_queue_full")
             future = self._compiled[form] = self._thread.submit(self._compile, form)
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
         self._compiled.move_to_end(form)
+        self._drop_oldest()
         return future
 
+    def _drop_oldest(self) -> None:
+        """Drop the oldest forms while there are too many, or those that are compiled too large."""
+        if len(self._compiled) > _MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        sizes = [(form, _size(future)) for form, future in self._compiled.items()]
+        held = sum(size for _, size in sizes)
+        for form, size in sizes[:-1]:
+            if size and held > _MAX_BYTES:
+                del self._compiled[form]
+                held -= size
+
     def _compile(self, form: Form) -> Compiled:
+        problem: str | None = None
         try:
-            grammar = self._judged(form)
+            grammar, size = self._judged(form)
             if self._table is None:
                 eos_token = self._eos_token
                 self._table = self._library.LLTokenizer(self._tokenizer_json, eos_token=eos_token)
             matcher = compiled(self._library, self._table, grammar)
         except UnenforceableError as error:
-            raise refusal(form[0], str(error)) from None
-        return Compiled(matcher, self._table.vocab_size)
+            problem = str(error)
+        if problem is not None:
+            # Raised here, the refusal that is kept does not keep what was compiled so far.
+            raise refusal(form[0], problem)
+        return Compiled(matcher, self._table.vocab_size, size)
 
     def close(self) -> None:
         """End the thread and the judge; forms that wait are dropped.
@@ -87,7 +104,7 @@ class Compiler:
         if self._judge is not None:
             self._judge.close()
 
-    def _judged(self, form: Form) -> str:
+    def _judged(self, form: Form) -> tuple[str, int]:
         if self._refusal:
             raise _unsupported(self._refusal)
         # The machine may have had no memory left for it: another one is started.
@@ -110,6 +127,13 @@ class Compiler:
                     self._judge = None
         problem = "this constraint could not be checked: send it again"
         raise RequestError(problem, code="constraint_not_checked")
+
+
+def _size(future: Future[Compiled]) -> int:
+    """Return the bytes of a form, none if it is refused or not compiled yet."""
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return 0
+    return future.result().size
 
 
 def _tells_nothing(future: Future[Compiled]) -> bool:

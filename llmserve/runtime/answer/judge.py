@@ -110,8 +110,8 @@ class Judge:
     def pid(self) -> int:
         return self._process.pid
 
-    def grammar(self, kind: str, text: str) -> str:
-        """Return the grammar of a form that may be compiled.
+    def grammar(self, kind: str, text: str) -> tuple[str, int]:
+        """Return the grammar of a form that may be compiled, and the bytes that it takes then.
 
         Raise :class:`UnenforceableError` for any other form, and :class:`OSError` if the process
         has ended.
@@ -120,7 +120,7 @@ class Judge:
         answer = self._receive(2 * _WALL_SECONDS)
         if "error" in answer:
             raise UnenforceableError(answer["error"])
-        return str(answer["grammar"])
+        return str(answer["grammar"]), int(answer["bytes"])
 
     def close(self) -> None:
         self._process.kill()
@@ -212,8 +212,7 @@ def _judge(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str, out
         with Path(os.devnull).open("wb") as nowhere:
             # The library prints what it panics about.
             os.dup2(nowhere.fileno(), 2)
-        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-        used = pages * resource.getpagesize()
+        used, resident = _memory()
         resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -222,8 +221,9 @@ def _judge(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str, out
         try:
             try:
                 grammar = _grammar(library.LLMatcher, rewrite, kind, text)
-                compiled(library, table, grammar)
-                answer = {"grammar": grammar}
+                matcher = compiled(library, table, grammar)
+                answer = {"grammar": grammar, "bytes": max(0, _memory()[1] - resident)}
+                del matcher
             except UnenforceableError:
                 if kind == "json_schema" and (as_any := _with_any_of(rewrite, text)):
                     compiled(library, table, _grammar(library.LLMatcher, rewrite, kind, as_any))
@@ -235,6 +235,12 @@ def _judge(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str, out
             pipe.write(json.dumps(answer).encode())
     finally:
         os._exit(0)
+
+
+def _memory() -> tuple[int, int]:
+    """Return the bytes of this process: all, and those in memory."""
+    pages = Path("/proc/self/statm").read_bytes().split()
+    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
 
 
 def _grammar(grammars: Any, rewrite: Rewrite, kind: str, text: str) -> str:

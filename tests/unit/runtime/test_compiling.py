@@ -119,6 +119,20 @@ def refusal(future: Future[Compiled]) -> str | None:
     return None
 
 
+def test_what_is_kept_of_large_forms_is_bounded() -> None:
+    compiler = Compiler(TOKENIZER, TOKENIZER.eos_ids)
+    assert refusal(compiler.start(("regex", "yes|no"))) is None
+    before = megabytes()
+    for number in range(24):
+        compiler.start(("regex", f"(a{{{200 + number}}}b){{300}}")).exception()
+    grown = megabytes() - before
+    last = ("regex", f"(a{{{200 + 23}}}b){{300}}")
+    assert compiler.start(last).result() is compiler.start(last).result()
+    compiler.close()
+    # All of them take 400 MB.
+    assert grown < 200
+
+
 def test_a_bomb_costs_this_process_little_time_and_memory(compiler: Compiler) -> None:
     assert refusal(compiler.start(("regex", "yes|no"))) is None
     before = megabytes()
