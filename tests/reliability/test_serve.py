@@ -247,7 +247,7 @@ def test_an_unloaded_model_finishes_its_streams_and_can_be_loaded_again(serve: S
     assert serve.try_generate("words") == "word "
     status = run("status", "--url", serve.url)
     assert status.returncode == 0
-    assert "other" not in status.stdout
+    assert re.search(r"^ *other +unloaded ", status.stdout, re.M)
     again = run("unload", "other", "--url", serve.url)
     assert (again.returncode, "no model 'other' is served" in again.stderr) == (1, True)
     done = run("reload", "other", "--url", serve.url)
