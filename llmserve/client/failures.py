@@ -107,6 +107,7 @@ _EXPLAINED = {
         "the process that runs {model!r} has died",
         "look at the server's log, and try again: `llmserve serve` restarts it",
     ),
+    "unreachable": ("{model!r} is being unloaded: its server is stopping", "try again in a moment"),
     "no_memory": (
         "the server has too little shared memory for a request to {model!r}",
         "send less at once, or enlarge its /dev/shm",

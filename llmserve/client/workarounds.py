@@ -43,6 +43,8 @@ SENTENCES = (
     Sentence("This protocol is restricted", "restricted", "server: src/grpc/grpc_handler.h"),
     Sentence("Stub process", "model_died", "python_backend: src/python_be.cc; with or without "
              "the name of the process"),
+    Sentence("Server is stopping", "unreachable", "core: src/dynamic_batch_scheduler.cc and "
+             "src/sequence_batch_scheduler/sequence_batch_scheduler.cc"),
     Sentence("Failed to increase the shared memory pool size", "no_memory",
              "python_backend: src/shm_manager.cc"),
 )  # fmt: skip

@@ -164,7 +164,7 @@ class Catalog:
         except ModelNotReadyError as error:
             # Triton's own list includes the parts of ensembles.
             names = await self.names()
-            if self.is_observed(name) and (not names or name in await self._down()):
+            if self.is_observed(name) and (not names or await self._is_kept(name)):
                 # It is being loaded again, or Triton is about to end.
                 raise ApiError(
                     503,
@@ -339,6 +339,14 @@ class Catalog:
             return []
         models: list[dict[str, Any]] = reply.get("models", [])
         return models
+
+    async def _is_kept(self, name: str) -> bool:
+        """Return whether `serve` is to have a model in Triton, even if that does not have it now.
+
+        It may not know yet that a Triton that is stopping has unloaded it.
+        """
+        unloaded = health.State.UNLOADED.value
+        return any(m["name"] == name and m["state"] != unloaded for m in await self.supervised())
 
     async def _down(self) -> dict[str, str]:
         """Return the models that `serve` knows not to serve at the moment, and why."""

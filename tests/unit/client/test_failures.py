@@ -43,6 +43,8 @@ TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
         ("NOT_FOUND", "no such adapter", errors.RequestRejectedError, "no such adapter"),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.RequestTimeoutError, "within 2.5 s"),
         ("CANCELLED", "Locally cancelled", errors.RequestCancelledError, "was cancelled"),
+        ("", "[request id: 5] Server is stopping, scheduler for model has stopped accepting new "
+         "inference requests", errors.UnreachableError, "its server is stopping"),
         ("INTERNAL", "Stub process 'demo_0_0' is not healthy.", errors.ModelDiedError,
          "has died: look at the server's log"),
         ("", "in ensemble 'demo', Failed to process the request(s) for model instance 'demo_0_0', "
