@@ -259,6 +259,10 @@ class Fields:
 
     def mapping(self, name: str) -> dict[str, Any]:
         value = self.take(name, type="object")
+        if self._schemas is not None:
+            # What is read of it is a part of its own schema.
+            value = SchemaProbe(value or {})
+            self._schemas[name]["properties"] = value.schemas
         if value is None:
             return {}
         if not isinstance(value, dict):
