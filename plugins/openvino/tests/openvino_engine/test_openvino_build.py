@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,36 @@ def test_weights_keep_their_size_and_their_values(tmp_path: Path, dtype: str) ->
     with torch.no_grad():
         expected = model.float()(torch.tensor(ids)).logits
     np.testing.assert_allclose(logits, expected, atol=1e-3)
+
+
+def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
+    """With copies of all weights in float32, it would take three times as much."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=1024, intermediate_size=4096, num_hidden_layers=16,
+        num_attention_heads=8, num_key_value_heads=8, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    size = (tmp_path / "model" / "model.safetensors").stat().st_size
+    for weight_format in ("auto", "int8"):
+        settings = {"weight_format": weight_format, "pickle": False, "trust_remote_code": False}
+        module = ["-m", "llmserve_openvino.convert", str(tmp_path / "model")]
+        target = [str(tmp_path / weight_format), json.dumps(settings)]
+        process = subprocess.Popen(
+            [sys.executable, *module, *target],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        most = 0
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+            if found := re.search(r"RssAnon:\s*(\d+) kB", status):
+                most = max(most, int(found[1]) * 1024)
+            time.sleep(0.02)
+        assert process.returncode == 0
+        assert most < 1.5e9 < 0.45e9 + 3 * 2 * size
 
 
 def test_a_model_with_a_sliding_window_is_served_within_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
+from llmserve_openvino.compare import difference, parts
 from llmserve_openvino.convert import convert
 from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
+from llmserve_openvino.stored import StoredWeights
 
 # Tracing warns of what the comparison with the original would show.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,7 +93,26 @@ LONGROPE = {
 def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, Any]) -> None:
     model = make_model(family, **changes)
     model.set_attn_implementation("sdpa")
-    runner = OpenVinoRunner(convert(model), EXACT, cache_tokens=64 * PAGE_SIZE)
+    converted = convert(other := deepcopy(model), StoredWeights(other))
+    runner = OpenVinoRunner(converted, EXACT, cache_tokens=64 * PAGE_SIZE)
     for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
         assert found[0] == expected[0]
         assert found[1] == pytest.approx(expected[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_large_model_is_compared_layer_by_layer(family: str) -> None:
+    model = make_model(family)
+    model.set_attn_implementation("sdpa")
+    original = deepcopy(model)
+    stored = StoredWeights(model.to(torch.bfloat16))
+    layers = original.config.num_hidden_layers
+    found = [difference(model, stored, convert(model, stored)) for _ in parts(model, stored, 1)]
+    assert len(found) == layers > 1
+    assert max(found) < 1e-3
+    # Afterwards it is whole again, and computes what it computed.
+    ids = torch.arange(20)[None]
+    with torch.inference_mode(), stored.computing():
+        logits = model(input_ids=ids).logits
+        expected = original.to(torch.bfloat16).float()(input_ids=ids).logits
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)

@@ -1,0 +1,143 @@
+"""Compares a converted model with the original.
+
+OpenVINO silently leaves out what it does not understand, such as an unusual mask. A large model is
+compared in parts of a few layers each, so that OpenVINO's copies of the weights take the memory of
+a part.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmserve.runtime import Chunk
+from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
+from llmserve_openvino.stored import StoredWeights
+
+# How far below the likeliest token the compared ones are at most.
+_RANGE = 12
+# What the weights of one comparison may take in float32, of which OpenVINO makes two copies.
+_PART = 300 << 20
+# As many tokens as are enough for a part.
+_TOKENS = 4096
+
+
+def parts(model: Any, stored: StoredWeights, limit: int = _PART) -> Iterator[None]:
+    """Make the model one of a few of its layers and tokens after the other; none if it is small.
+
+    A model whose layers cannot be told is not divided.
+    """
+    layers = None if stored.bytes_in_float32(model) <= limit else _layers_of(model)
+    if layers is None:
+        return
+    ends = [layer for layer in stored.layers.values() if layer.module in _ends_of(model)]
+    whole = [(layer, layer.weight, layer.bias) for layer in ends]
+    for layer in ends:
+        layer.keep_rows(_TOKENS)
+    try:
+        for first, last in _ranges([stored.bytes_in_float32(layer) for layer in layers], limit):
+            with _only(model, layers, first, last):
+                yield
+    finally:
+        for layer, layer.weight, layer.bias in whole:
+            layer.hide()
+
+
+def _layers_of(model: Any) -> torch.nn.ModuleList | None:
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    found = [each for each in lists if len(each) == count]
+    return found[0] if len(found) == 1 else None
+
+
+def _ends_of(model: Any) -> set[torch.nn.Module]:
+    return {model.get_input_embeddings(), model.get_output_embeddings()} - {None}
+
+
+def _ranges(sizes: list[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Return ranges of layers, each as long as may be."""
+    first = 0
+    for index in range(1, len(sizes) + 1):
+        if index == len(sizes) or sum(sizes[first : index + 1]) > limit:
+            yield first, index
+            first = index
+
+
+@contextmanager
+def _only(model: Any, layers: torch.nn.ModuleList, first: int, last: int) -> Iterator[None]:
+    """Let a model have these layers alone, which are counted from 0 then, as the cache is."""
+    config = model.config.get_text_config()
+    facts = vars(config)
+    kept = {name: value for name, value in facts.items() if _is_by_layer(value, len(layers))}
+    changed = {name: value[first:last] for name, value in kept.items()}
+    kept["num_hidden_layers"], changed["num_hidden_layers"] = len(layers), last - first
+    chosen = torch.nn.ModuleList(list(layers)[first:last])
+    owner, attribute = next(
+        (module, name)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if child is layers
+    )
+    counted = [m for layer in chosen for m in layer.modules() if hasattr(m, "layer_idx")]
+    setattr(owner, attribute, chosen)
+    for module in counted:
+        module.layer_idx -= first
+    for name, value in changed.items():
+        setattr(config, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, layers)
+        for module in counted:
+            module.layer_idx += first
+        for name, value in kept.items():
+            setattr(config, name, value)
+
+
+def _is_by_layer(value: object, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count
+
+
+def difference(model: Any, stored: StoredWeights, converted: Any) -> float:
+    """Return by how much log-probabilities of the converted model differ from the model's own."""
+    precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    runner = OpenVinoRunner(converted.clone(), precision, cache_tokens=6 * PAGE_SIZE)
+    text_config = model.config.get_text_config()
+    limit = min(window(text_config) or 96, text_config.max_position_embeddings or 96, 96)
+    vocabulary = min(text_config.vocab_size, _TOKENS)
+    rng, worst = np.random.default_rng(0), 0.0
+    for length in (13, limit // 3 + 12, limit):
+        ids = rng.integers(vocabulary, size=min(length, limit)).tolist()
+        with torch.inference_mode(), stored.computing():
+            expected = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        found = torch.tensor(_scores(runner, ids)).log_softmax(-1)
+        # Of the likeliest tokens: a product's last digits are large where a score is far below.
+        likely = expected >= expected.max(dim=-1, keepdim=True).values - _RANGE
+        worst = max(worst, float((found - expected)[likely].abs().max()))
+    return worst
+
+
+def _scores(runner: OpenVinoRunner, ids: list[int]) -> Any:
+    """Compute ids in two pieces of a prompt and single tokens, in pages that are not in order."""
+    pages = [4, 1, 3, 0][: -(-len(ids) // PAGE_SIZE)]
+    singles = range(len(ids) - 6, len(ids))
+    starts = [0, singles[0] // 2, *singles, len(ids)]
+    rows: list[Any] = []
+    for start, stop in itertools.pairwise(starts):
+        logits = runner.run([Chunk(ids[start:stop], start, pages, stop - start)])
+        rows += [logits.row(row).copy() for row in range(stop - start)]
+    return np.stack(rows)
+
+
+def window(config: Any) -> int | None:
+    """Return how far back a model with limited attention looks, None for other models."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types and not {"sliding_attention", "chunked_attention"} & {*layer_types}:
+        return None
+    size = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    return size if isinstance(size, int) else None
