@@ -83,7 +83,7 @@ def _only(model: Any, layers: torch.nn.ModuleList, first: int, last: int) -> Ite
         for name, child in module.named_children()
         if child is layers
     )
-    counted = [m for layer in chosen for m in layer.modules() if hasattr(m, "layer_idx")]
+    counted: list[Any] = [m for layer in chosen for m in layer.modules() if hasattr(m, "layer_idx")]
     setattr(owner, attribute, chosen)
     for module in counted:
         module.layer_idx -= first

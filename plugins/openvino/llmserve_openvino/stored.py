@@ -29,7 +29,7 @@ _PIECE = 1 << 24
 class StoredLayer:
     """A module whose weight is large, and that OpenVINO knows: a product or a table of vectors."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self.is_table = isinstance(module, torch.nn.Embedding)
         self._is_transposed = isinstance(module, Conv1D)
@@ -89,7 +89,7 @@ class StoredLayer:
         step = max(1, _PIECE // self.weight.shape[1 - axis])
         pieces = [
             values @ (piece.float() if self._is_transposed else piece.float().T)
-            for piece in self.weight.split(step, axis)
+            for piece in torch.split(self.weight, step, axis)
         ]
         product = torch.cat(pieces, dim=-1)
         return product if self.bias is None else product + self.bias.float()
@@ -231,7 +231,7 @@ def _without_parameters() -> Iterator[None]:
             empty = torch.empty_like(parameter, device="meta")
             module._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
 
-    torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
