@@ -57,6 +57,7 @@ from llmserve_gateway.value_requests import (
     read_embeddings,
     read_rerank,
     read_score,
+    read_tei_embed,
 )
 from llmserve_gateway.values import EmbeddingsWriter, LabelWriter, RankingWriter, ScoreWriter
 
@@ -76,13 +77,14 @@ RERANKING = ValueDialect(read_rerank, RankingWriter, "rerank", ApiError.jina_jso
 COHERE_RERANKING = ValueDialect(read_cohere_rerank, RankingWriter, "rerank", ApiError.cohere_json)
 SCORING = ValueDialect(read_score, ScoreWriter, "score")
 CLASSIFYING = ValueDialect(read_classify, LabelWriter, "classify")
-# By all names that these have in the APIs of OpenAI, Jina, Cohere and vLLM.
+# By all names that these have in the APIs of OpenAI, Jina, Cohere, vLLM and Hugging Face.
 DIALECTS: Mapping[str, AnyDialect] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/v1/responses": RESPONSE,
     "/v1/messages": MESSAGE,
     "/v1/embeddings": EMBEDDINGS,
+    "/embed": ValueDialect(read_tei_embed, EmbeddingsWriter, "embeddings"),
     "/v1/rerank": RERANKING,
     "/v2/rerank": COHERE_RERANKING,
     "/rerank": RERANKING,

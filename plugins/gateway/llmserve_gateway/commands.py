@@ -116,6 +116,15 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     "{tools} stands for their list.",
 )
 @click.option(
+    "--truncate",
+    type=click.Choice(["ranking", "all", "none"]),
+    default="ranking",
+    show_default=True,
+    envvar="LLMSERVE_TRUNCATE",
+    help="Cut texts that are too long for rerankers, or for embedders too, unless a request says "
+    "what it wants.",
+)
+@click.option(
     "--otlp-endpoint",
     "collector",
     metavar="URL",

@@ -19,6 +19,7 @@ from llmserve_gateway.value_requests import (
     read_embeddings,
     read_rerank,
     read_score,
+    read_tei_embed,
 )
 
 _JSON, _EVENT_STREAM, _TEXT_PLAIN = "application/json", "text/event-stream", "text/plain"
@@ -113,6 +114,8 @@ _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
                                   partial(anthropic.read_messages_request, count_only=True),
                                   {"messages": _EXAMPLE}),
     "/v1/embeddings": ("The embeddings of texts", read_embeddings, {"input": "Hi"}),
+    "/embed": ("The embeddings of texts, as Hugging Face's text-embeddings-inference does",
+               read_tei_embed, {"inputs": "Hi"}),
     "/v1/rerank": ("Documents ranked by a query, as Jina's API does", read_rerank, _RANKING),
     "/v2/rerank": ("Documents ranked by a query, as Cohere's API does",
                    read_cohere_rerank, _RANKING),

@@ -16,7 +16,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
 from llmserve.errors import (
@@ -38,6 +38,7 @@ from llmserve.runtime.contract import (
     INT32,
     RERANK,
     TASKS,
+    TRUNCATE,
     task_of,
 )
 from llmserve.server import health
@@ -57,7 +58,7 @@ from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
 from llmserve_gateway.usage import Usage
 from llmserve_gateway.value_requests import ValueRequest
-from llmserve_gateway.values import ValueWriter, compute, input_tokens
+from llmserve_gateway.values import ValueWriter, compute, cut_texts, input_tokens
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -84,6 +85,9 @@ ENDPOINTS = {
 """Where a model is asked for what it is for."""
 
 
+Truncate = Literal["ranking", "all", "none"]
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of a gateway; all ``tritons`` serve the same models."""
@@ -106,6 +110,8 @@ class Settings:
     """Names of the gateway that a request's ``Host`` may have, besides those of loopback."""
     local: bool = False
     """Whether the gateway listens on loopback only."""
+    truncate: Truncate = "ranking"
+    """Of which requests texts that are too long are cut, if they say nothing of it."""
     tool_parsers: tuple[str, ...] = ()
     """Tool call parsers: a parser's name for all models, ``MODEL=NAME`` for one."""
     tool_prompt: str = ""
@@ -425,6 +431,8 @@ class Gateway:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
         request: AnyRequest = dialect.read(await read_json(receive, headers))
+        if isinstance(request, ValueRequest):
+            request = await self._settled(key, request)
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
@@ -496,6 +504,24 @@ class Gateway:
         reply.error_event = writer.failure
         return _Exchange(request, writer, reply, timeout, new_reader)
 
+    async def _settled(self, key: Key | None, request: ValueRequest) -> ValueRequest:
+        """Return a request with what it leaves to the gateway: whether texts are cut, its model."""
+        wanted = self.settings.truncate
+        request = request.with_cut(
+            wanted == "all" or (wanted == "ranking" and RERANK in request.tasks)
+        )
+        if request.model:
+            return request
+        # The servers of this API have one model, which no request names.
+        infos = await self.catalog.offered()
+        fitting = [info for info in infos if info.task in request.tasks]
+        first = [info for info in fitting if info.task == request.tasks[0]] or fitting
+        names = [info.name for info in first if not (key and key.models) or info.name in key.models]
+        if len(names) != 1:
+            what = "there are several models for this" if names else "no model is for this"
+            raise bad_request(f"{what}: send model", "model")
+        return replace(request, model=names[0])
+
     async def _compute(
         self,
         info: ModelInfo,
@@ -508,6 +534,8 @@ class Gateway:
         """Respond to a request for values."""
         if request.at is not None:
             check_cut(request.at, await self.catalog.context_length(info.name))
+        if request.may_cut and TRUNCATE.name in info.inputs:
+            request.options[TRUNCATE.name] = True
         try:
             prompts = await self.catalog.prompts(info.name) if request.pairs else ()
             computed = await compute(self.client, info, request, timeout, prompts)
@@ -517,7 +545,11 @@ class Gateway:
             raise failure from None
         usage.update(0, input_tokens(computed), 0)
         labels = await self.catalog.labels(info.name) if CLASSIFY in request.tasks else ()
-        body = await dialect.new_writer(request, reply.record.id, labels).whole(computed)
+        writer = dialect.new_writer(request, reply.record.id, labels)
+        if request.cuts:
+            limit = await self.catalog.context_length(info.name)
+            writer.warnings += cut_texts(request, computed, limit)
+        body = await writer.whole(computed)
         reply.record.first_output = time.perf_counter()
         reply.record.outcome = "stop"
         await reply.send_body(body)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, INPUT_IDS, OPTIONS, RERANK, TRUNCATE
 from llmserve_gateway.errors import ApiError, bad_request
@@ -53,6 +53,10 @@ _DOCUMENT = {
 }  # fmt: skip
 
 
+Shape = Literal["", "voyage", "tei"]
+"""Whose answer is wanted where several APIs have a path, by the fields that they have alone."""
+
+
 @dataclass(frozen=True)
 class ValueRequest:
     """A validated request for values, in terms of the tensor contract.
@@ -71,6 +75,11 @@ class ValueRequest:
     best: int | None = None
     """How many of the ranked documents to return."""
     returns_documents: bool = False
+    shape: Shape = ""
+    cut: bool | None = None
+    """Whether texts that are too long are cut; None if the request leaves that to the gateway."""
+    may_cut: bool = False
+    """Whether the gateway has them cut then."""
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
@@ -106,7 +115,13 @@ class ValueRequest:
 
     @property
     def cuts(self) -> bool:
-        return bool(self.options.get(TRUNCATE.name))
+        return bool(self.cut) or self.may_cut
+
+    def with_cut(self, by_default: bool) -> ValueRequest:
+        """Return the request with its texts cut if it says nothing of it, and its model can."""
+        # Token ids cannot be cut, as what ends them would be lost.
+        can = self.cut is None and isinstance(self.texts[0], str)
+        return replace(self, may_cut=by_default and can)
 
     def calls(self, rows: int | None) -> Iterator[Call]:
         """Yield what to send to a model that takes this many rows at once."""
@@ -144,12 +159,17 @@ def read_embeddings(content: Mapping[str, Any]) -> ValueRequest:
     encoding = fields.take("encoding_format", enum=["float", "base64", None]) or "float"
     if encoding not in ("float", "base64"):
         raise bad_request("encoding_format must be float or base64", "encoding_format")
+    if fields.take("output_dtype") not in (None, "float"):
+        raise bad_request("output_dtype: embeddings are sent as float", "output_dtype")
     if fields.take("embed_dtype") not in (None, "float32"):
         raise bad_request("embed_dtype: embeddings are sent as float32", "embed_dtype")
     if fields.take("endianness") not in (None, "native", "little"):
         raise bad_request("endianness: embeddings are sent little-endian", "endianness")
     options = {
-        _DIMENSIONS.name: fields.option(_DIMENSIONS),
+        # Voyage's name for the same.
+        _DIMENSIONS.name: _first(
+            fields.option(_DIMENSIONS), fields.option(_DIMENSIONS, "output_dimension")
+        ),
         # vLLM's name for the same.
         _NORMALIZE.name: _first(
             fields.option(_NORMALIZE), fields.option(_NORMALIZE, "use_activation")
@@ -160,13 +180,19 @@ def read_embeddings(content: Mapping[str, Any]) -> ValueRequest:
 
 
 def read_rerank(content: Mapping[str, Any], *, returns_documents: bool = True) -> ValueRequest:
-    """Read a request of Jina's or Cohere's API; they differ in what is returned by default."""
+    """Read a request of Jina's or Cohere's API; they differ in what is returned by default.
+
+    Voyage's and that of Hugging Face's text-embeddings-inference have the same path.
+    """
+    if "texts" in content:
+        return _read_tei_rerank(content)
     fields = Fields(content)
+    shape: Shape = "voyage" if {"top_k", "truncation"} & {*content} else ""
     query = fields.text("query")
     documents = fields.take("documents", type="array", minItems=1, maxItems=MAX_TEXTS,
                             items=_DOCUMENT)  # fmt: skip
     texts = _documents(documents)
-    best = fields.number("top_n", int, 0)
+    best = _first(fields.number("top_n", int, 0), fields.number("top_k", int, 0))
     fields.refuse("only the text of a document is compared", "rank_fields")
     # Left out, it is what the API has by default.
     is_said = content.get("return_documents") is not None
@@ -179,13 +205,39 @@ def read_rerank(content: Mapping[str, Any], *, returns_documents: bool = True) -
         texts,
         {},
         best=best or None,
-        returns_documents=wanted if is_said else returns_documents,
+        returns_documents=wanted if is_said else returns_documents and not shape,
+        shape=shape,
         sent={"text_input": "query", "text_pair": "documents"},
     )
 
 
 def read_cohere_rerank(content: Mapping[str, Any]) -> ValueRequest:
     return read_rerank(content, returns_documents=False)
+
+
+def _read_tei_rerank(content: Mapping[str, Any]) -> ValueRequest:
+    fields = Fields(content)
+    query, texts = fields.text("query"), _texts(fields, "texts")
+    if fields.boolean("raw_scores"):
+        what = "raw_scores: the model answers with what its own files say, not with raw numbers"
+        raise bad_request(what, "raw_scores")
+    returned, best = fields.boolean("return_text"), fields.number("top_n", int, 0)
+    return _parsed(
+        fields, _COMPARES, [query], texts, {}, best=best or None, returns_documents=returned,
+        shape="tei", sent={"text_input": "query", "text_pair": "texts"},
+    )  # fmt: skip
+
+
+def read_tei_embed(content: Mapping[str, Any]) -> ValueRequest:
+    """Read a request of Hugging Face's text-embeddings-inference, whose servers have one model."""
+    fields = Fields(content)
+    texts = _read_input(fields, "inputs")
+    options = {
+        _DIMENSIONS.name: fields.option(_DIMENSIONS),
+        _NORMALIZE.name: fields.option(_NORMALIZE),
+    }
+    sent = {"text_input": "inputs", "input_ids": "inputs"}
+    return _parsed(fields, (EMBED,), texts, None, options, shape="tei", sent=sent)
 
 
 SCORE_NAMES = (
@@ -226,21 +278,25 @@ def _parsed(
     **more: Any,
 ) -> ValueRequest:
     options = {**options, _PROMPT_NAME.name: fields.option(_PROMPT_NAME)}
-    cut, at = fields.option(_TRUNCATE), None
+    # Voyage's name for the same.
+    cut, at = _first(*(_said(fields, name) for name in (_TRUNCATE.name, "truncation"))), None
     for name in ("truncate_prompt_tokens", "max_tokens_per_doc"):
         if (limit := fields.number(name, int, -1)) not in (None, 0):
             at = at if limit == -1 else (name, limit)
             cut = True
-    if fields.take("truncation_side") not in (None, "right"):
-        raise bad_request("truncation_side: texts are cut at their end", "truncation_side")
+    for name in ("truncation_side", "truncation_direction"):
+        if fields.take(name) not in (None, "right", "Right"):
+            raise bad_request(f"{name}: texts are cut at their end", name)
     if fields.take("add_special_tokens") is False:
         what = "add_special_tokens: a model's own tokens belong to each text; send token ids"
         raise bad_request(what, "add_special_tokens")
-    options[_TRUNCATE.name] = cut
+    options[_TRUNCATE.name] = cut or None
     sent = {"text_input": "input", "text_pair": "text_pair", "input_ids": "input"}
     sent |= more.pop("sent", {})
+    is_named = more.get("shape") != "tei"
+    model = fields.text("model", required=is_named) or ""
     request = ValueRequest(
-        fields.text("model"), tasks, texts, pairs, without_none(options), at, sent=sent,
+        model, tasks, texts, pairs, without_none(options), at, sent=sent, cut=cut,
         unknown=fields.unknown(), **more,
     )  # fmt: skip
     if request.size > _MAX_BYTES:
@@ -250,21 +306,29 @@ def _parsed(
     return request
 
 
-def _read_input(fields: Fields) -> Texts:
-    value = fields.take("input", **TEXTS)
+def _said(fields: Fields, name: str) -> bool | None:
+    """Take a flag of which it matters whether it is false or not there."""
+    value = fields.take(name, type="boolean")
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false", name)
+    return value
+
+
+def _read_input(fields: Fields, name: str = "input") -> Texts:
+    value = fields.take(name, **TEXTS)
     if isinstance(value, str) or is_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
         raise bad_request(
-            "input must be a non-empty string, token ids, or a list of either", "input"
+            f"{name} must be a non-empty string, token ids, or a list of either", name
         )
     if len(value) > MAX_TEXTS:
-        raise _too_many("input", len(value))
+        raise _too_many(name, len(value))
     if all(isinstance(text, str) for text in value):
-        _check_texts("input", value)
+        _check_texts(name, value)
     elif not all(map(is_ids, value)):
-        _refuse_item("input", value, lambda item: isinstance(item, str) or is_ids(item))
-        raise bad_request("input must be texts or lists of token ids, not both", "input")
+        _refuse_item(name, value, lambda item: isinstance(item, str) or is_ids(item))
+        raise bad_request(f"{name} must be texts or lists of token ids, not both", name)
     return value
 
 
@@ -304,10 +368,10 @@ def _check_texts(name: str, texts: Sequence[str], *, empty: bool = False) -> Non
 
 
 def _refuse_item(name: str, items: Sequence[Any], is_valid: Callable[[Any], bool]) -> None:
+    what = "a text or token ids" if name in ("input", "inputs") else "a text"
     for index, item in enumerate(items):
         if not is_valid(item):
-            raise bad_request(f"{name}[{index}] must be a text or token ids" if name == "input"
-                              else f"{name}[{index}] must be a text", name)  # fmt: skip
+            raise bad_request(f"{name}[{index}] must be {what}", name)
 
 
 def _too_many(name: str, count: int) -> ApiError:

@@ -37,6 +37,7 @@ IDS_AT_ONCE = 64
 _BUSY_SECONDS = 0.005
 """How long a response is written without a pause in which other requests go on."""
 _SHORTEST = 1e-12
+_MAX_WARNINGS = 16
 QUESTIONS, DOCUMENTS = ("query",), ("document", "passage", "corpus")
 """How models call their prompts for questions and for what answers them."""
 
@@ -146,9 +147,15 @@ class ValueWriter:
         self._request = request
         self._id = f"{self.prefix}-{request_id}"
         self._labels = labels
+        self.warnings: list[str] = []
+        """What a client should know of its answer."""
 
     async def whole(self, computed: Computed) -> bytes:
-        return dump({**self._head(), "data": self._data(computed), **self._usage(computed)})
+        head, more = self._head(), {**self._usage(computed), **self._warned()}
+        return dump({**head, "data": self._data(computed), **more})
+
+    def _warned(self) -> dict[str, Any]:
+        return {"meta": {"warnings": self.warnings}} if self.warnings else {}
 
     def _head(self) -> dict[str, Any]:
         head = {"id": self._id, "object": self.kind, "created": int(time.time())}
@@ -166,14 +173,17 @@ class EmbeddingsWriter(ValueWriter):
     async def whole(self, computed: Computed) -> bytes:
         vectors = np.ascontiguousarray(output(computed, EMBEDDING.name), dtype="<f4")
         write = _base64 if self._request.encoding == "base64" else _numbers
+        is_bare = self._request.shape == "tei"
         rows, paused = [], time.perf_counter()
         for index, vector in enumerate(vectors):
             number = b'{"object":"embedding","index":%d,"embedding":' % index
-            rows.append(b"%b%b}" % (number, write(vector)))
+            rows.append(write(vector) if is_bare else b"%b%b}" % (number, write(vector)))
             if time.perf_counter() - paused > _BUSY_SECONDS:
                 await asyncio.sleep(0)
                 paused = time.perf_counter()
-        head, usage = dump(self._head()), dump(self._usage(computed))
+        if is_bare:
+            return b"[%b]" % b",".join(rows)
+        head, usage = dump(self._head()), dump({**self._usage(computed), **self._warned()})
         return b'%b,"data":[%b],%b' % (head[:-1], b",".join(rows), usage[1:])
 
 
@@ -183,20 +193,30 @@ class RankingWriter(ValueWriter):
     async def whole(self, computed: Computed) -> bytes:
         scores = output(computed, SCORE.name).reshape(-1).tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        results = [self._result(index, scores[index]) for index in order[: self._request.best]]
+        best = [(index, scores[index]) for index in order[: self._request.best]]
+        if self._request.shape == "tei":
+            return dump([self._bare(index, score) for index, score in best])
+        results = [self._result(index, score) for index, score in best]
+        if self._request.shape == "voyage":
+            head, more = self._head(), {**self._usage(computed), **self._warned()}
+            return dump({**head, "data": results, **more})
         head = {"id": self._id, "model": self._request.model, "results": results}
         return dump({**head, **self._usage(computed), "meta": self._meta()})
 
     def _result(self, index: int, score: float) -> dict[str, Any]:
         result: dict[str, Any] = {"index": index, "relevance_score": score}
         if self._request.returns_documents and self._request.pairs:
-            result["document"] = {"text": self._request.pairs[index]}
+            text = self._request.pairs[index]
+            result["document"] = text if self._request.shape == "voyage" else {"text": text}
         return result
 
-    @staticmethod
-    def _meta() -> dict[str, Any]:
-        """Return what Cohere's clients read of what a request costs."""
-        return {"billed_units": {"search_units": 1}}
+    def _bare(self, index: int, score: float) -> dict[str, Any]:
+        pairs = self._request.pairs if self._request.returns_documents else None
+        return {"index": index, "score": score, **({"text": pairs[index]} if pairs else {})}
+
+    def _meta(self) -> dict[str, Any]:
+        """Return what Cohere's clients read of what a request costs, and of what was cut."""
+        return {"billed_units": {"search_units": 1}, **self._warned().get("meta", {})}
 
 
 class ScoreWriter(ValueWriter):
@@ -227,6 +247,27 @@ class LabelWriter(ValueWriter):
             "num_classes": len(shares),
             "labels": order,
         }
+
+
+def cut_texts(request: ValueRequest, computed: Computed, limit: int | None) -> list[str]:
+    """Return a warning for each text that was cut: the model has read as much as it can of it.
+
+    One that fits exactly is among them, as models do not say what they have left out.
+    """
+    counts = computed.input_tokens or ()
+    if not request.cuts or limit is None or len(counts) < request.count:
+        return []
+    name = request.sent.get("text_pair" if request.pairs else "text_input", "")
+    # Of an embedder that compares, those of the other side come first.
+    others, own = counts[: -request.count], counts[-request.count :]
+    names = [f"{name}[{index}]" for index, count in enumerate(own) if count >= limit]
+    if any(count >= limit for count in others):
+        names.insert(0, request.sent.get("text_input", ""))
+    most = names[:_MAX_WARNINGS]
+    more = [f"and {len(names) - len(most)} others"] if names[len(most) :] else []
+    return [
+        f"{name} reaches the {limit} tokens that the model reads, and is cut there" for name in most
+    ] + more
 
 
 def input_tokens(computed: Computed) -> int:

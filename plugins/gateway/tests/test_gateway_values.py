@@ -7,6 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from llmserve.errors import (
     ServerError,
 )
 from llmserve_gateway.app import make_app
-from llmserve_gateway.gateway import Settings
+from llmserve_gateway.gateway import Settings, Truncate
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.value_requests import SCORE_NAMES, read_embeddings, read_rerank
 from llmserve_gateway.values import compute
@@ -421,7 +422,7 @@ def test_a_text_that_is_too_long_is_refused_with_what_would_cut_it() -> None:
 def test_a_giant_is_refused_before_its_model_reads_it_unless_it_is_to_be_cut() -> None:
     triton = Models()
     giant = {"model": "e", "input": ["a", "x" * 1_000_000]}
-    ranking = {"model": "r", "query": "q", "documents": ["x" * 1_000_000]}
+    ranking = {"model": "r", "query": "q", "documents": ["x" * 1_000_000], "truncate": False}
 
     async def go(client: httpx.AsyncClient) -> None:
         # A model that is known.
@@ -442,6 +443,91 @@ def test_a_giant_is_refused_before_its_model_reads_it_unless_it_is_to_be_cut() -
             triton.calls.clear()
 
     serve(triton, go)
+
+
+class Cutting(Models):
+    """Models that read at most 64 characters, and cut what is longer if they are to."""
+
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        info = await super().model(name, refresh=refresh)
+        return replace(info, inputs={**info.inputs, "truncate": None})
+
+    async def compute(self, name: str, texts: list[str], **options: Any) -> Computed:
+        computed = await super().compute(name, texts, **options)
+        sizes = [max(map(len, both)) for both in zip(texts, options["pairs"] or texts, strict=True)]
+        if max(sizes) > 64 and not options.get("truncate"):
+            raise ContextLengthError("70", code="context_length_exceeded", details={"context": 64})
+        return replace(computed, input_tokens=tuple(min(size, 64) for size in sizes))
+
+
+@pytest.mark.parametrize("truncate", ["ranking", "all", "none"])
+def test_texts_that_are_too_long_are_cut_where_that_is_the_setting_and_that_is_said(
+    truncate: Truncate,
+) -> None:
+    settings = Settings(NO_TRITON, truncate=truncate)
+    for path, kind, body in (
+        ("/rerank", "ranking", {"model": "r", "query": "q", "documents": ["a", "b" * 70]}),
+        ("/v2/rerank", "ranking", {"model": "e", "query": "q", "documents": ["a", "b" * 70]}),
+        ("/score", "ranking", {"model": "r", "text_1": "q", "text_2": ["a", "b" * 70]}),
+        ("/v1/embeddings", "all", {"model": "e", "input": ["a", "b" * 70]}),
+        ("/classify", "all", {"model": "c", "input": ["a", "b" * 70]}),
+    ):
+        for said in ({}, {"truncate": True}, {"truncation": True}, {"truncate": False}):
+            answer = post(path, {**body, **said}, Cutting(), settings=settings)
+            wanted = next(iter(said.values())) if said else truncate in (kind, "all")
+            assert answer.status_code == (200 if wanted else 400), (path, said)
+            if wanted:
+                (warning,) = answer.json()["meta"]["warnings"]
+                assert re.match(r"[a-z_2]+\[1\] reaches the 64 tokens", warning)
+        fitting = json.loads(json.dumps(body).replace("b" * 70, "b"))
+        answer = post(path, fitting, Cutting(), settings=settings).json()
+        assert "warnings" not in answer.get("meta", {})
+    older = post("/rerank", R_TEXT, Models(), settings=settings)
+    assert older.status_code == 200, "a model that cannot cut is not asked to"
+    ids = {"model": "e", "input": [[7], [8, 9]]}
+    assert post("/v1/embeddings", ids, Models(), settings=settings).status_code == 200
+
+
+def test_voyages_shape_is_that_of_its_fields() -> None:
+    body = {"model": "r", "query": "q", "documents": ["a", "ccc", "bb"], "top_k": 2}
+    answer = post("/v1/rerank", {**body, "truncation": True, "return_documents": True}).json()
+    assert answer["data"] == [{"index": 1, "relevance_score": 3.0, "document": "ccc"},
+                              {"index": 2, "relevance_score": 2.0, "document": "bb"}]  # fmt: skip
+    assert answer["usage"]["total_tokens"] > 0
+    assert "results" not in answer
+    assert "document" not in post("/v1/rerank", body).json()["data"][0]
+    embedded = {"model": "e", "input": ["a"], "input_type": None, "truncation": True,
+                "output_dtype": "float", "output_dimension": 2}  # fmt: skip
+    triton = Models()
+    assert post("/v1/embeddings", embedded, triton).status_code == 200
+    assert triton.requests[-1]["dimensions"] == 2
+    refused = post("/v1/embeddings", {**embedded, "output_dtype": "int8"}).json()["error"]
+    assert refused["param"] == "output_dtype"
+
+
+def test_hugging_faces_inference_has_its_own_paths_and_names_no_model() -> None:
+    embed = {"inputs": ["a", "three"], "normalize": True, "truncate": True}
+    vectors = [pytest.approx([size, -0.1, 1 / 3]) for size in (1, 5)]
+    assert post("/embed", embed).json() == vectors
+    assert len(post("/embed", {"inputs": "a"}).json()) == 1
+    body = {"query": "q", "texts": ["a", "ccc", "bb"], "raw_scores": False,
+            "truncation_direction": "Right"}  # fmt: skip
+    ranked = [{"index": 1, "score": 3.0}, {"index": 2, "score": 2.0}, {"index": 0, "score": 1.0}]
+    assert post("/rerank", body).json() == ranked
+    texts = post("/rerank", {**body, "return_text": True}).json()
+    assert [entry["text"] for entry in texts] == ["ccc", "bb", "a"]
+    assert post("/rerank", {**body, "model": "e"}).status_code == 200
+    wrong = {"raw_scores": True, "texts": [], "truncation_direction": "Left"}
+    for param, value in wrong.items():
+        answer = post("/rerank", {**body, param: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+    class TextAlone(Models):
+        async def models(self) -> list[str]:
+            return ["g"]
+
+    answer = post("/rerank", body, TextAlone())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
 
 
 def test_a_number_that_is_none_is_no_answer() -> None:

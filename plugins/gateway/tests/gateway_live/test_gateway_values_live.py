@@ -118,6 +118,28 @@ def test_cohere_ranks(gateway: Gateway, reranker: str, order: list[tuple[int, fl
     assert returned.results[0].document.text == DOCUMENTS[order[0][0]]
 
 
+def test_one_long_document_leaves_the_others_their_ranks(
+    gateway: Gateway, reranker: str, order: list[tuple[int, float]]
+) -> None:
+    import cohere
+
+    documents = [*DOCUMENTS, "word " * 1000]
+    for client in (
+        cohere.ClientV2(api_key="none", base_url=gateway.root),
+        cohere.Client(api_key="none", base_url=gateway.root),
+    ):
+        answer: Any = client.rerank(model=reranker, query=QUERY, documents=documents)
+        found = [(r.index, r.relevance_score) for r in answer.results]
+        close([pair for pair in found if pair[0] < len(DOCUMENTS)], order)
+        assert answer.meta.warnings == [
+            f"documents[{len(DOCUMENTS)}] reaches the {CONTEXT} tokens that the model reads, "
+            "and is cut there"
+        ]
+    texts = {"model": reranker, "query": QUERY, "texts": documents}
+    ranked = gateway.post("/rerank", texts).json()
+    close([(one["index"], one["score"]) for one in ranked], found)
+
+
 def test_scores_and_labels_are_those_of_the_model(
     triton: LiveTriton,
     gateway: Gateway,
@@ -161,7 +183,11 @@ def test_bad_input_costs_nobody_else_anything(
         ("/v1/embeddings", {**embed, "input": [1 << 30]}, "invalid_value"),
         ("/v1/embeddings", {**embed, "dimensions": 4096}, "invalid_value"),
         ("/v1/embeddings", {**embed, "prompt_name": "nobody's"}, "invalid_value"),
-        ("/rerank", {**rank, "documents": ["a", "word " * 200_000]}, "context_length_exceeded"),
+        (
+            "/rerank",
+            {**rank, "documents": ["a", "word " * 200_000], "truncate": False},
+            "context_length_exceeded",
+        ),
         ("/v1/embeddings", {**embed, "input": ["a", HOLE, "b"]}, "not_a_number"),
     ]
     for path, body, code in bad:
