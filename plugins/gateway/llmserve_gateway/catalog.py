@@ -25,7 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from llmserve.runtime.contract import GENERATE
+from llmserve.runtime.contract import GENERATE, TEXT_OUTPUT, TEXT_PAIR
 from llmserve.server import ask, health
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.loads import Loads
@@ -186,11 +186,17 @@ class Catalog:
         if info.task == GENERATE:
             # One of an older llmserve answers the prompt instead.
             options["max_tokens"] = 1
-        answer = await self._client().generate(
-            name, prompt, prompt_only=True, timeout=_INSPECT_SECONDS, **options
-        )
+        asked = {"prompt_only": True, "timeout": _INSPECT_SECONDS, **options}
+        pair, client = info.inputs.get(TEXT_PAIR.name), self._client()
+        if pair is not None and not pair.optional:
+            # Nothing can be asked of a reranker without a second text.
+            computed = await client.compute(name, [prompt], pairs=[""], **asked)
+            answers = computed.outputs.get(TEXT_OUTPUT.name)
+            text = "" if answers is None else str(answers.reshape(-1)[0])
+        else:
+            text = (await client.generate(name, prompt, **asked)).text
         try:
-            report = json.loads(answer.text)
+            report = json.loads(text)
             required = {key: report[key] for key in ("ids", "text", "context_length")}
             return {**required, **{key: report.get(key) for key in _OPTIONAL}}
         except (ValueError, KeyError, TypeError):

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import Completion, Computed, ModelInfo
+from llmserve.client.model import TensorInfo
 from llmserve.errors import (
     ContextLengthError,
     ModelNotReadyError,
@@ -450,7 +451,8 @@ class Cutting(Models):
 
     async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         info = await super().model(name, refresh=refresh)
-        return replace(info, inputs={**info.inputs, "truncate": None})
+        cut = TensorInfo("truncate", "BOOL", (1,), optional=True)
+        return replace(info, inputs={**info.inputs, "truncate": cut})
 
     async def compute(self, name: str, texts: list[str], **options: Any) -> Computed:
         computed = await super().compute(name, texts, **options)

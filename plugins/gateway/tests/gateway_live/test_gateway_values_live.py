@@ -163,7 +163,7 @@ def test_models_say_what_they_are_for(
     models = {entry["id"]: entry for entry in httpx.get(f"{gateway.url}/models").json()["data"]}
     tasks = {embedder: "embed", reranker: "rerank", classifier: "classify", model: "generate"}
     assert {name: models[name]["task"] for name in tasks} == tasks
-    assert models[embedder]["max_model_len"] == CONTEXT
+    assert models[embedder]["max_model_len"] == models[reranker]["max_model_len"] == CONTEXT
     with pytest.raises(openai.BadRequestError, match="computes embeddings, at /v1/embeddings"):
         gateway.client().completions.create(model=embedder, prompt="a")
     with pytest.raises(openai.BadRequestError, match="generates text, at /v1/chat/completions"):
