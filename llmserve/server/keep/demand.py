@@ -20,6 +20,8 @@ from llmserve.names import near
 
 _FIRST_BACK_OFF, _MAX_BACK_OFF = 5.0, 300.0
 """Seconds until a model that failed to load is tried again: twice as many after each failure."""
+_FIRST_AFTER_RESTART, _MAX_AFTER_RESTART = 60.0, 3600.0
+"""The same for one of which Triton has to be restarted, which all other models pay for."""
 _MB = 1e6
 
 
@@ -57,6 +59,9 @@ class Loader(Protocol):
 
     def size(self, name: str) -> float:
         """Return the bytes that a model takes, or is expected to take."""
+
+    def cost_restart(self, name: str) -> bool:
+        """Return whether Triton has to be restarted, or was, since a model was loaded in vain."""
 
     def is_paused(self) -> bool:
         """Return whether nothing is to be asked of any model for a while."""
@@ -443,7 +448,10 @@ class Demand:
         self._plan()
 
     def _record_failure(self, model: _Model, why: str) -> None:
-        wait = back_off(model.failures, _FIRST_BACK_OFF, _MAX_BACK_OFF)
+        first, longest = _FIRST_BACK_OFF, _MAX_BACK_OFF
+        if self._loader.cost_restart(model.name):
+            first, longest = _FIRST_AFTER_RESTART, _MAX_AFTER_RESTART
+        wait = back_off(model.failures, first, longest)
         model.failures, model.why = model.failures + 1, why
         model.retry_at = self._clock() + wait
         self._notify(f"{model.name}: is tried again on request, after {wait:g} s")

@@ -85,7 +85,7 @@ class Detector:
     def _check_loading(self, model: KeptModel, now: float) -> None:
         kept = self._kept
         if kept.log.loads[model.name] > model.loads:
-            model.died_at, model.served = None, True
+            model.died_at, model.served, model.cost_restart = None, True, False
             model.loaded(now)
             kept.emptied = False
         elif why := kept.log.failures.get(model.name):
@@ -107,6 +107,7 @@ class Detector:
             if kept.settings.on_demand and not model.served:
                 # Whoever asks for it has it tried again; the others still answer.
                 model.failed(now, why)
+                model.cost_restart = True
                 kept.want_restart(now, f"Triton waits for {model.name}")
             else:
                 model.died(now, why)

@@ -33,6 +33,8 @@ class KeptModel(Watch):
     """What ended its process."""
     raised_at: float | None = None
     """When it was seen that it cannot be loaded, while its process goes on."""
+    cost_restart: bool = False
+    """Whether Triton has to be restarted, or was, since it was loaded in vain."""
     parts: tuple[str, ...] = ()
     former: tuple[str, ...] = ()
     """Parts that an earlier build had, and that are loaded until a later one is."""

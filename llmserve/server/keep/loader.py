@@ -51,6 +51,9 @@ class ReplicaLoader:
         failed = [model for model in states if model.state is State.FAILED]
         return failed[0].why if failed and len(failed) == len(states) else ""
 
+    def cost_restart(self, name: str) -> bool:
+        return any(model.cost_restart for model in self._of(name))
+
     def size(self, name: str) -> float:
         """Return what a model takes by the last measurement, or took, or is expected to take.
 

@@ -86,6 +86,7 @@ class Shelf:
             # Triton loads nothing else before that.
             now, why = time.monotonic(), f"it was not loaded within {seconds:g} s"
             kept.models[name].failed(now, why)
+            kept.models[name].cost_restart = True
             kept.want_restart(now, f"Triton waits for {name}")
             raise ServerError(why) from None
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from llmserve.contract import bounded_json
 from llmserve.contract.bounded_json import MOST, BoundedJson, TooManyPartsError, parse_json
 
 NESTED = "[" * 50 + "]" * 50
@@ -29,7 +28,7 @@ def test_a_text_that_is_much_in_memory_is_refused_before_it_is_parsed(
     def never(_: Any) -> None:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr(bounded_json.json, "loads", never)
+    monkeypatch.setattr(json, "loads", never)
     data = BOMBS[name].encode(encoding)
     began = time.thread_time()
     with pytest.raises(TooManyPartsError):

@@ -30,6 +30,7 @@ class Models:
         self.gate = asyncio.Event()
         self.gate.set()
         self.paused = False
+        self.costly: set[str] = set()
         self.in_use: Callable[[str], int] = lambda _: 0
 
     def is_loaded(self, name: str) -> bool:
@@ -40,6 +41,9 @@ class Models:
 
     def size(self, name: str) -> float:
         return self.sizes[name]
+
+    def cost_restart(self, name: str) -> bool:
+        return name in self.costly
 
     def is_paused(self) -> bool:
         return self.paused
@@ -265,6 +269,24 @@ def test_a_model_that_fails_to_load_fails_its_own_requests_only() -> None:
         assert one.report("a") | {"load_seconds": 0} == {
             "loaded": True, "size": 1, "pinned": False, "waited_for": False, "load_seconds": 0
         }  # fmt: skip
+
+    go(scenario())
+
+
+def test_a_model_that_costs_a_restart_of_triton_is_tried_again_later_than_others() -> None:
+    async def scenario() -> None:
+        models = Models(a=1)
+        models.broken, models.costly = {"a"}, {"a"}
+        one, clock = demand(models, max_loaded=1)
+        waits = []
+        for _ in range(8):
+            with pytest.raises(NotLoadedError) as failed:
+                await one.hold("a").granted
+            waits.append(failed.value.details["retry_after"] - 1)
+            with pytest.raises(NotLoadedError):
+                await one.hold("a").granted
+            clock.now += waits[-1] + 1
+        assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600]
 
     go(scenario())
 
