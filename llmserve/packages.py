@@ -102,6 +102,23 @@ def too_new_numpy() -> str | None:
     return version if int(version.split(".")[0]) >= 2 else None
 
 
+def python_of(name: str) -> str:
+    """Return which versions of Python an installed package asks for; empty if it takes all."""
+    with suppress(metadata.PackageNotFoundError):
+        return "".join(metadata.metadata(name).get_all("Requires-Python") or ())
+    return ""
+
+
+def runs_with(required: str, python: str) -> bool:
+    """Return whether a version of Python is one of those that a package asks for."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(required).contains(python)
+    except InvalidSpecifier:
+        return True
+
+
 def _keeps_old_numpy(requirements: Iterable[str]) -> bool:
     extras = {
         extra.strip()

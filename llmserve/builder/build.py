@@ -22,11 +22,12 @@ from llmserve.builder.plan import (
     make_plan,
     needed_packages,
 )
+from llmserve.contract.container import PYTHONS, python_in
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
-from llmserve.errors import ModelKindError, PluginError
+from llmserve.errors import IncompatibleError, ModelKindError, PluginError
 from llmserve.names import normal
-from llmserve.packages import conflicts, origin, remedy
+from llmserve.packages import conflicts, origin, python_of, remedy, runs_with
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Assemble, Generator, Recipe
 from llmserve.problems import Problem
@@ -296,6 +297,7 @@ def _draft(
         packages=packages,
         backends=sorted({*backends} - {"python", ""}),
         origins={n: found.url for n in packages if (found := origin(n)) and found.url},
+        pythons=_pythons(packages),
         trust_remote_code=bool(plan.options["trust_remote_code"]),
         llmserve=__version__,
         part_of=part_of,
@@ -303,8 +305,20 @@ def _draft(
         image=container.image if container else "",
         brought=sorted(container.brings) if container else (),
     )
+    if misfit := dockerfile.misfit(manifest, manifest.image):
+        raise IncompatibleError(
+            f"{misfit} {packages[misfit]} needs Python {manifest.pythons[misfit]}, and the image "
+            f"{manifest.image} has {python_in(manifest.image)}",
+            hint=f"name a newer image, or install an older {misfit} here",
+        )
     client = "" if part_of else _client_of(plan)
     return Draft(context.folder.parent, context.config, manifest, client)
+
+
+def _pythons(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of Python that packages ask for, if an image may have another."""
+    required = {name: python_of(name) for name in packages}
+    return {n: r for n, r in required.items() if not all(runs_with(r, p) for p in PYTHONS)}
 
 
 def _shared_streams(plan: Plan, context: BuildContext) -> dict[str, int]:

@@ -63,6 +63,21 @@ _SINCE = {
 }
 """The release in which each other option appeared."""
 
+_PYTHONS = {"23.10": "3.10.12", "24.11": "3.12.3"}
+_ENGINE_PYTHONS = {"23.10": "3.10.12", "24.12": "3.12.3"}
+"""Python in the images from each release on, and in those with TensorRT-LLM, one release later.
+
+From docs/introduction/compatibility.md of the server, and for what is older than that page from the
+Ubuntu that ``build.py`` of the same branch is for.
+"""
+PYTHONS = frozenset({*_PYTHONS.values(), *_ENGINE_PYTHONS.values()})
+
+LAST_RELEASES = {"3.10": {"onnxruntime": "1.23.2", "transformers": "5.20.2"}}
+"""The last releases of packages for a Python that their later ones have left, by its minor version.
+
+A model that was built with later ones gets these in an image with that Python.
+"""
+
 _GRPC_CHECKS_NAMES = "24.07"
 """The first release with gRPC 1.54.3; the 1.48.0 of those before takes any bytes as a name."""
 
@@ -109,6 +124,20 @@ def release_in(image: str) -> Release:
     """
     tag = re.fullmatch(r"[^:]*(?::\d+/[^:]*)?:(\d\d\.\d\d)(?:[-@].*)?", image)
     return release(tag[1]) if tag and tag[1] >= UNKNOWN.container else UNKNOWN
+
+
+def python_in(image: str | None) -> str:
+    """Return the version of Python in an image; empty if it is not known.
+
+    >>> python_in("nvcr.io/nvidia/tritonserver:24.11-trtllm-python-py3"), python_in(PLAIN)
+    ('3.10.12', '3.12.3')
+    """
+    name = BASE_IMAGE if image == PLAIN else image or ""
+    triton = release_in(name)
+    if triton is UNKNOWN:
+        return ""
+    table = _ENGINE_PYTHONS if "-trtllm-" in name else _PYTHONS
+    return table[max(since for since in table if since <= triton.container)]
 
 
 def release_of_server(version: str) -> Release:

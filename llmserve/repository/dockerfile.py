@@ -14,6 +14,7 @@ from llmserve.contract.container import (
     GRPC_PORT,
     HF_HOME,
     HTTP_PORT,
+    LAST_RELEASES,
     LAUNCH_SCRIPT,
     LOOPBACK,
     METRICS_PORT,
@@ -25,12 +26,14 @@ from llmserve.contract.container import (
     base_of,
     closed,
     image_of,
+    python_in,
     release_in,
     select,
     start,
     triton_of,
 )
 from llmserve.errors import OutputError, UsageError
+from llmserve.packages import OLD_NUMPY, runs_with
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
 from llmserve.repository.wheels import Wheels, sources, wheels_in, wrapped
@@ -63,15 +66,32 @@ def groups(
     If some need an image of their own, it is based on the one whose name sorts last, which is
     NVIDIA's newest: models of the plain image are served from it too, with packages of their own.
     But images with an engine have no other backends than the engine's and Python's: a model that
-    needs one keeps the plain image.
+    needs one keeps the plain image. So does one whose packages the image's Python cannot have.
     """
     manifests = [manifest for manifest in models.values() if manifest]
     images = {manifest.image for manifest in manifests}
     chosen = max(filter(None, images), default=None if images == {None} else PLAIN)
-    if any(manifest.backends for manifest in manifests if manifest.image == PLAIN):
+    plain = [manifest for manifest in manifests if manifest.image == PLAIN]
+    if any(manifest.backends or misfit(manifest, chosen) for manifest in plain):
         chosen = PLAIN
     others = {name: m for name, m in models.items() if m and m.image not in (chosen, PLAIN)}
     return {name: m for name, m in models.items() if name not in others}, others
+
+
+def misfit(manifest: Manifest, image: str | None) -> str:
+    """Return a package of a model that the image's Python cannot have; empty if there is none."""
+    python = python_in(image)
+    lasts = _lasts(python)
+    unfit = (name for name in sorted(manifest.pythons) if not _runs(manifest, name, python))
+    return next((name for name in unfit if name not in (*lasts, *manifest.brought)), "")
+
+
+def _lasts(python: str) -> Mapping[str, str]:
+    return LAST_RELEASES.get(python.rpartition(".")[0], {})
+
+
+def _runs(manifest: Manifest, package: str, python: str) -> bool:
+    return not python or runs_with(manifest.pythons.get(package, ""), python)
 
 
 def base_image(served: Mapping[str, Manifest | None]) -> str | None:
@@ -161,8 +181,8 @@ def of_repository(
     image = base_image(served)
     engines = {name: m for name, m in built.items() if m.image == image}
     guests = {name: m for name, m in built.items() if m.image != image}
-    pins, notes = _pins(engines, newest)
-    own_pins, own_notes = _pins(guests, newest)
+    pins, notes = _pins(engines, newest, image)
+    own_pins, own_notes = _pins(guests, newest, image)
     notes += own_notes
     for name, manifest in sorted(others.items()):
         notes += [
@@ -191,8 +211,9 @@ def of_model(name: str, manifest: Manifest, folder: Path, wheels: Wheels | None 
     engine = name if (folder / LAUNCH_SCRIPT).is_file() else ""
     command = _command(manifest.image, engine, selected=True)
     build = docker_build(Path(), name, manifest.image)
-    steps = _Steps(manifest.image, _pins({name: manifest}, name)[0], {}, (), wheels or {})
-    notes = [_select(_load_order({name: manifest}))]
+    pins, notes = _pins({name: manifest}, name, manifest.image)
+    steps = _Steps(manifest.image, pins, {}, (), wheels or {})
+    notes.append(_select(_load_order({name: manifest})))
     return _render(head, build, f"{name}/{DOCKERFILE}", steps, notes, command)
 
 
@@ -200,9 +221,12 @@ Pin = tuple[str, str]
 """A package's version, and where that comes from if it is no index."""
 
 
-def _pins(built: Mapping[str, Manifest], newest: str) -> tuple[dict[str, Pin], list[str]]:
+def _pins(
+    built: Mapping[str, Manifest], newest: str, image: str | None
+) -> tuple[dict[str, Pin], list[str]]:
     """Return the packages that models need together, and a note for each that has to give way."""
     pins: dict[str, Pin] = {}
+    python = python_in(image)
     for name in sorted(built, key=lambda name: (name == newest, name)):
         manifest = built[name]
         pins |= {
@@ -215,7 +239,15 @@ def _pins(built: Mapping[str, Manifest], newest: str) -> tuple[dict[str, Pin], l
         if pins[package][0] != version
     ]
     brought = {package for manifest in built.values() for package in manifest.brought}
-    return {name: pin for name, pin in pins.items() if name not in brought}, notes
+    pins = {name: pin for name, pin in pins.items() if name not in brought}
+    for name, last in _lasts(python).items():
+        if name in pins and not all(_runs(manifest, name, python) for manifest in built.values()):
+            notes.append(
+                f"# {name} {last} is the last for the Python {python} of this image, and models "
+                f"were built with {pins[name][0]}."
+            )
+            pins[name] = (last, "")
+    return pins, notes
 
 
 @dataclass(frozen=True)
@@ -235,8 +267,7 @@ class _Steps:
 
     def installs(self) -> str:
         # Dependencies must not replace packages of an image other than the plain one.
-        option = "" if self.image == PLAIN else "--no-deps "
-        text = self._run(option, self.pins)
+        text = self._run("", self.pins, without_dependencies=self.image != PLAIN)
         if self.own_pins:
             names = "\n".join(f"# {line}" for line in wrapped(self.own_models))
             text += f"# Packages of these models only; the image's own stay:\n{names}\n"
@@ -248,13 +279,19 @@ class _Steps:
             )
         return text
 
-    def _run(self, options: str, pins: Mapping[str, Pin]) -> str:
+    def _run(
+        self, options: str, pins: Mapping[str, Pin], *, without_dependencies: bool = False
+    ) -> str:
+        options += "--no-deps " if without_dependencies else ""
         requirements = []
         for name, (version, origin) in sorted(pins.items()):
             if wheel := self.wheels.get((name, version)):
                 requirements.append(f"/wheels/{wheel}")
-            else:
+            elif name != "numpy":
                 requirements.append(f"{name} @ {origin}" if origin else f"{name}=={version}")
+        if not without_dependencies or "numpy" in pins:
+            # As in NVIDIA's images: Triton before 24.11 reads no texts with numpy 2.
+            requirements.append(OLD_NUMPY)
         needs_git = any(" @ git+" in requirement for requirement in requirements)
         words = " \\\n        ".join(map(shlex.quote, requirements))
         command = f"{_PIP} {options}--find-links /wheels \\\n        {words}\n"

@@ -54,6 +54,8 @@ class Manifest:
     """Triton's backends that it and its parts need, besides Python's."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """The addresses of packages that no index has: a commit, or an archive."""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """The versions of Python that packages ask for, if those exclude one in Triton's images."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -137,6 +139,7 @@ def _validated(manifest: Manifest) -> Manifest:
         and (manifest.image is None or bool(_IMAGE.fullmatch(manifest.image)))
         and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
         and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
+        and _is_text_map(manifest.pythons)
         and _is_text_map(manifest.origins)
         and all(is_address(address) for address in manifest.origins.values())
         and isinstance(manifest.trust_remote_code, bool)

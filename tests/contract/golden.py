@@ -20,6 +20,8 @@ _NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
 """Hashes of the client, a copy of a module that has its own tests, and of exported graphs, which
 contain the source lines that exported them."""
 _VERSION = re.compile(r"(?<===)[0-9][0-9a-z.]*|(?<=: \")[0-9]+\.[0-9a-z.]+(?=\")")
+_PYTHONS = re.compile(r'(?<="pythons": )\{[^}]*\}')
+"""What those versions ask of Python."""
 COMPARED = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
 
 
@@ -48,7 +50,7 @@ def compared_files(folder: Path) -> dict[str, str]:
 
 def without_versions(text: str) -> str:
     """Mask the versions of packages, because some depend on the version of Python."""
-    return _VERSION.sub("*", text)
+    return _PYTHONS.sub("*", _VERSION.sub("*", text))
 
 
 def main() -> None:
