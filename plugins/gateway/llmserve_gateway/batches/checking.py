@@ -23,7 +23,7 @@ from typing import Any
 from llmserve.client import BatchFileError, BatchRequest, BatchRequests
 
 _CPU_SECONDS = 120
-"""200 MB of requests take some five."""
+"""200 MB of requests take three of a processor, with as many parts as they may have."""
 _MEMORY = 2 << 30
 _NICE = 10
 
