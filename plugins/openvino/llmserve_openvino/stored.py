@@ -7,8 +7,6 @@ needs it. So neither takes more memory than the largest piece of a weight.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 from openvino.frontend.pytorch import ModuleExtension
+from safetensors import safe_open
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -182,20 +181,12 @@ def load(source: Path, settings: dict[str, Any]) -> Any:
 
 def _stored_type(source: Path) -> torch.dtype:
     """Return the type that all weights are stored in, float32 if there is more than one."""
-    types = {
-        entry["dtype"]
-        for path in source.glob("*.safetensors")
-        for name, entry in _header(path).items()
-        if name != "__metadata__" and entry["dtype"] in _TYPES
-    }
+    types = set()
+    for path in source.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            types |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    types &= _TYPES.keys()
     return _TYPES[types.pop()] if len(types) == 1 else torch.float32
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    return header
 
 
 def _compute_buffers_again(model: Any, source: Path, options: dict[str, Any]) -> None:
