@@ -23,6 +23,7 @@ from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
+from llmserve.builder.progress import PartDone as PartDone
 from llmserve.builder.server_file import SERVER_FILE as SERVER_FILE
 from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,10 @@ import click
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.status import Status as RichStatus
+
+    from llmserve.builder.progress import PartDone
 
 
 class Status:
@@ -24,6 +28,7 @@ class Status:
     def __init__(self, message: str) -> None:
         self._message = message
         self._live: RichStatus | None = None
+        self._since = 0.0
 
     def __enter__(self) -> Status:
         if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
@@ -35,10 +40,16 @@ class Status:
 
     def update(self, message: str) -> None:
         """Show a new message; a repeated message is not printed again."""
-        if message == self._message:
+        from llmserve.builder.progress import PartDone
+
+        is_new = message != self._message
+        if is_new:
+            self._message, self._since = message, monotonic()
+        if self._live and isinstance(message, PartDone):
+            self._live.update(_bar(message, monotonic() - self._since))
+        elif not is_new:
             return
-        self._message = message
-        if self._live:
+        elif self._live:
             from rich.markup import escape
 
             self._live.update(escape(message))
@@ -55,3 +66,17 @@ class Status:
     def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
+
+
+def _bar(part: PartDone, seconds: float) -> RenderableType:
+    """Return words, a bar and the time left, if it goes on as it went."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    left = round(seconds * (1 - part.share) / part.share) if part.share else 0
+    minutes = f"{left // 60}:{left % 60:02} left" if left else ""
+    bar = ProgressBar(total=1, completed=part.share, width=24)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text(printable(part)), bar, f"{part.share:.0%}", minutes)
+    return grid

@@ -27,10 +27,10 @@ _PART = 300 << 20
 _TOKENS = 4096
 
 
-def parts(model: Any, stored: StoredWeights, limit: int = _PART) -> Iterator[None]:
+def parts(model: Any, stored: StoredWeights, limit: int = _PART) -> Iterator[float]:
     """Make the model one of a few of its layers and tokens after the other; none if it is small.
 
-    A model whose layers cannot be told is not divided.
+    With each comes the share of layers up to it. A model whose layers cannot be told stays whole.
     """
     layers = None if stored.bytes_in_float32(model) <= limit else _layers_of(model)
     if layers is None:
@@ -42,7 +42,7 @@ def parts(model: Any, stored: StoredWeights, limit: int = _PART) -> Iterator[Non
     try:
         for first, last in _ranges([stored.bytes_in_float32(layer) for layer in layers], limit):
             with _only(model, layers, first, last):
-                yield
+                yield last / len(layers)
     finally:
         for layer, layer.weight, layer.bias in whole:
             layer.hide()

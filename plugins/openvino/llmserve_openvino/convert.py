@@ -28,7 +28,11 @@ from llmserve_openvino.stored import StoredWeights, load
 MODEL = "openvino_model.xml"
 NOT_WRITTEN = 74
 """The exit status of this program if it has converted the model, and cannot write it."""
+DONE = "llmserve-done "
+"""Before the share that is done, in a line of its own."""
 _TOLERANCE = 0.02
+# The share of the time that comparing takes.
+_COMPARING = 0.7
 
 
 class Past(DynamicCache):  # type: ignore[misc]
@@ -149,10 +153,14 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and next to it the facts that the build needs."""
     model = load(source, settings)
     stored = StoredWeights(model)
-    differences = [difference(model, stored, convert(model, stored)) for _ in parts(model, stored)]
+    differences = []
+    for share in parts(model, stored):
+        differences.append(difference(model, stored, convert(model, stored)))
+        _tell(share * _COMPARING)
     converted = convert(model, stored)
     if not differences:
-        differences = [difference(model, stored, converted)]
+        differences.append(difference(model, stored, converted))
+        _tell(_COMPARING)
     # A number that is none compares as false.
     if not all(each < _TOLERANCE for each in differences):
         raise SystemExit(
@@ -161,12 +169,19 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
         )
     facts = {"window": window(model.config.get_text_config())}
     try:
-        write(converted, target / MODEL, settings)
+        ready = lambda share: _tell(_COMPARING + share * (1 - _COMPARING))  # noqa: E731
+        write(converted, target / MODEL, settings, ready)
     except (OSError, RuntimeError) as error:
         # What OpenVINO raises on a full disk does not say so.
         sys.stderr.write(f"{error}\n")
         sys.exit(NOT_WRITTEN)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _tell(share: float) -> None:
+    """Tell the build how much is done. Libraries print here as well."""
+    sys.stdout.write(f"\n{DONE}{share:.3f}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

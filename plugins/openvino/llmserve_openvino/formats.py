@@ -7,7 +7,7 @@ than one is in memory, however many there are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,12 +21,17 @@ _STORED = {"fp32": ov.Type.f32, "fp16": ov.Type.f16, "bf16": ov.Type.bf16}
 _LINE = 64
 
 
-def write(model: Any, path: Path, settings: dict[str, Any]) -> None:
-    """Write the model; weights that keep their format are read from where they are."""
+def write(
+    model: Any, path: Path, settings: dict[str, Any], tell: Callable[[float], None] = lambda _: None
+) -> None:
+    """Write the model, and tell the share of its weights that are ready.
+
+    Weights that keep their format are read from where they are.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent) as file:
         writer = _Writer(file, settings)
-        writer.change(model)
+        writer.change(model, tell)
         ov.save_model(model, str(path), compress_to_fp16=False)
 
 
@@ -38,18 +43,19 @@ class _Writer:
         # The model's constants refer to these and do not own them.
         self._mapped: list[Any] = []
 
-    def change(self, model: Any) -> None:
+    def change(self, model: Any, tell: Callable[[float], None]) -> None:
         if self._format == "int4" and self._settings["int4_ratio"] < 1:
             # Which layers are int8 follows from a comparison of all.
             _compress(model, self._settings, "int4")
             return
         weights = list(_weights(model))
-        for value, constant in weights:
+        for count, (value, constant) in enumerate(weights, 1):
             is_last = constant is weights[-1][1]
             changed = self._changed(value, constant, is_last=is_last)
             if changed is not None:
                 for consumer in value.get_target_inputs():
                     consumer.replace_source_output(changed)
+            tell(count / len(weights))
         model.validate_nodes_and_infer_types()
 
     def _changed(self, value: Any, constant: Any, *, is_last: bool) -> Any:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from llmserve.plugin import (
     ModelSourceError,
     OptionError,
     OutputError,
+    PartDone,
     PluginError,
     allowed,
     check_causal,
@@ -28,7 +30,8 @@ from llmserve.runtime.causal import original_length
 
 _FOLDER = "openvino"
 _NOT_WRITTEN = 74
-"""As in the converter, whose imports take seconds."""
+_DONE = "llmserve-done "
+"""Both as in the converter, whose imports take seconds."""
 _DRAFT = "draft"
 _MODEL = "openvino_model.xml"
 # Only these: the tokenizer is a separate part of the model, whatever its form.
@@ -125,13 +128,12 @@ def _check_attention(model: Path) -> None:
 
 
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
-    options, source = context.options, context.source
+    options = context.options
     if options["weight_format"] in ("int8", "int4") and find_spec("nncf") is None:
         raise PluginError(
             f"weight_format={options['weight_format']} needs the package nncf",
             hint=install_command("llmserve-openvino[compress]"),
         )
-    context.report(f"converting {source.asked} to OpenVINO")
     target = context.folder / folder
     _run(context, target, {name: options[name] for name in _CONVERSION_OPTIONS})
     facts = target / "facts.json"
@@ -143,18 +145,30 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
 def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> None:
     """Convert in a separate process."""
     source = context.source
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "llmserve_openvino.convert"),
-            *(str(source.path), str(target), json.dumps(settings)),
-        ],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+    words = f"converting {source.asked} to OpenVINO"
+    command = [sys.executable, "-m", "llmserve_openvino.convert"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            [*command, str(source.path), str(target), json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            errors="replace",
+        )
+        context.report(PartDone(words, 0))
+        with process:
+            try:
+                for line in process.stdout or ():
+                    if line.startswith(_DONE):
+                        context.report(PartDone(words, float(line[len(_DONE) :])))
+            except BaseException:
+                # Nobody waits for it any more.
+                process.kill()
+                raise
+        errors.seek(0)
+        said = errors.read()
     if process.returncode:
-        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         reason = (
             shorten(lines[-1], 300, placeholder=" …")
             if lines

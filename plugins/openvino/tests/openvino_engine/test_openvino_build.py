@@ -18,7 +18,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 import llmserve
 from llmserve.errors import IncompatibleError, ModelSourceError, OptionError, PluginError
-from llmserve.plugin import BuildSpec, build_spec, demo_model_path
+from llmserve.plugin import BuildSpec, PartDone, build_spec, demo_model_path
 
 pytestmark = pytest.mark.long
 
@@ -167,6 +167,16 @@ def test_weights_keep_their_size_and_their_values(tmp_path: Path, dtype: str) ->
     with torch.no_grad():
         expected = model.float()(torch.tensor(ids)).logits
     np.testing.assert_allclose(logits, expected, atol=1e-3)
+
+
+def test_a_conversion_reports_how_much_of_it_is_done(tmp_path: Path) -> None:
+    reports: list[str] = []
+    build_spec(BuildSpec("openvino", "demo", output=tmp_path), report=reports.append)
+    shares = [report.share for report in reports if isinstance(report, PartDone)]
+    assert shares == sorted(shares)
+    assert len(shares) > 10
+    assert (shares[0], shares[-1]) == (0, 1)
+    assert "converting demo to OpenVINO" in reports
 
 
 def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
