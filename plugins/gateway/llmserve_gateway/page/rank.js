@@ -53,10 +53,11 @@ async function ask() {
   }
 }
 
-function show({ results, usage }, documents, milliseconds) {
+function show({ results, usage, meta }, documents, milliseconds) {
   const best = documents[results[0].index];
   at("rank-empty").hidden = true;
-  at("rank-figures").textContent = `${results.length} documents · ${usage.total_tokens} tokens · ${milliseconds.toFixed(0)} ms`;
+  const figures = `${results.length} documents · ${usage.total_tokens} tokens · ${milliseconds.toFixed(0)} ms`;
+  at("rank-figures").textContent = [figures, ...(meta?.warnings ?? [])].join(" · ");
   at("rank-figures").classList.remove("error");
   at("ranking").replaceChildren(...results.map(({ index, relevance_score: score }) => {
     const filled = create("div");
