@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmserve.builder.plan import known_options
+from llmserve.contract import bounded_json
 from llmserve.contract.options import DEFAULT_LENGTH, MAX_LOGPROBS, OPTIONS
 from llmserve.plugins import hookspecs
 from llmserve.plugins.registry import Registry
@@ -172,6 +173,7 @@ def test_the_limits_on_their_page_are_those_of_the_code() -> None:
     expected = {
         "Body": f"{bodies.MAX_BYTES >> 20} MB",
         "Depth of its lists and objects": bodies.MAX_DEPTH,
+        "Its lists, objects and keys": bounded_json.MOST,
         "Length of an answer": f"{DEFAULT_LENGTH} tokens",
         "`n`, or prompts": MAX_ANSWERS,
         "Texts to embed or to rank": MAX_TEXTS,
