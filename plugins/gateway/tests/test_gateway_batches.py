@@ -287,7 +287,7 @@ def test_a_batch_whose_gateway_died_while_it_was_checked_is_not_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = settings_of(tmp_path)
-    checked, begun = runner.checked, asyncio.Event()
+    checked, begun = checking.checked, asyncio.Event()
 
     async def hangs(*_: Any) -> Any:
         begun.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 _KEEPS_SEEDS = (0, 32)
@@ -37,11 +36,13 @@ def keep_seeds() -> None:
     a seed changes an answer (seen in 0.27.1, not in 0.32.0). Its way for all processors
     keeps them. Can go when the oldest vLLM that the plugin takes keeps them on a CPU.
     """
+    from vllm import __version__
+
+    major, minor = __version__.split(".")[:2]
+    if (int(major), int(minor)) >= _KEEPS_SEEDS:
+        return
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-    number = version("vllm").partition("+")[0].split(".")
-    if (int(number[0]), int(number[1])) >= _KEEPS_SEEDS:
-        return
     TopKTopPSampler.forward_cpu = TopKTopPSampler.forward_native
 
 

@@ -306,7 +306,7 @@ LONE_SURROGATE = '[{"role": "user", "content": "\\ud800"}]'
     [
         ([], {}, "1 to 256 prompts"),
         (["a"] * 257, {}, "1 to 256 prompts"),
-        (["a"], {"messages": "[" * 100_000}, "not JSON"),
+        (["a"], {"messages": "[" * 100_000}, "cannot be read as JSON"),
         *((["a"], {"messages": m}, "messages takes") for m in ("[]", "3", '["hi"]')),
         (["a"], {"messages": '[{"role": "user"}]'}, "messages takes"),
         (["a"], {"messages": LONE_SURROGATE}, "half a character"),

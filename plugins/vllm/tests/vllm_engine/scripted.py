@@ -205,7 +205,7 @@ def _ranked(token: int) -> dict[int, Any]:
 
 
 _MODULES: dict[str, dict[str, Any]] = {
-    "vllm": {"SamplingParams": SamplingParams},
+    "vllm": {"SamplingParams": SamplingParams, "__version__": "0.32.0"},
     "vllm.engine": {},
     "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
     "vllm.inputs": {"tokens_input": tokens_input},
