@@ -44,6 +44,9 @@ class Serve:
     def is_loaded(self, name: str) -> bool:
         return name in self.loaded
 
+    def cost_restart(self, name: str) -> bool:
+        return False
+
     def why_it_failed(self, name: str) -> str:
         del name
         return ""
