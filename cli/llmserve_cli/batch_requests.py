@@ -20,6 +20,7 @@ from llmserve.errors import RequestCancelledError, RequestRejectedError, Unreach
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 CHECK_SECONDS = 20.0
+_LOOK_AGAIN = 0.2
 _DIED, _MISSING = FAILURES["model_died"], FAILURES["not_ready"]
 
 
@@ -113,16 +114,16 @@ class Server:
         while True:
             with self._turns.turn(alone=tries.broken > 0):
                 self._stop_if_asked(0)
+                # Of a model that is still away, a death says nothing of this request.
+                while tries.broken and self._is_loading(request.model):
+                    if self._gives_up(request.model, tries.pause):
+                        break
+                    self._stop_if_asked(max(tries.pause, _LOOK_AGAIN))
                 line = self._attempt(request, body, tries)
             if line is not None:
                 return line
             self._stop_if_asked(tries.pause)
             tries.count += 1
-            while tries.broken and self._is_loading(request.model):
-                # What is still away says nothing of this request.
-                if self._gives_up(request.model, tries.pause):
-                    break
-                self._stop_if_asked(tries.pause)
 
     def _stop_if_asked(self, seconds: float) -> None:
         if self.stopped.wait(seconds):
