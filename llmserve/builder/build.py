@@ -22,10 +22,10 @@ from llmserve.builder.plan import (
     make_plan,
     needed_packages,
 )
-from llmserve.contract.container import PYTHONS, python_in
+from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
-from llmserve.errors import IncompatibleError, ModelKindError, PluginError
+from llmserve.errors import ModelKindError, PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, python_of, remedy, runs_with
 from llmserve.plugins.registry import Registry
@@ -103,7 +103,7 @@ def build_spec(
             options=plan.options,
             folder=stage / MODELS / name / VERSION_FOLDER,
             config=modelconfig.new_config(
-                name, backend="", max_batch_size=int(plan.options.get("max_batch_size", 0))
+                name, backend="", max_batch_size=int(plan.options.get("max_batch_size") or 0)
             ),
             report=report,
             weights=plan.generator.weights,
@@ -304,13 +304,8 @@ def _draft(
         parts=sorted(parts),
         image=container.image if container else "",
         brought=sorted(container.brings) if container else (),
+        triton=container.triton if container else "",
     )
-    if misfit := dockerfile.misfit(manifest, manifest.image):
-        raise IncompatibleError(
-            f"{misfit} {packages[misfit]} needs Python {manifest.pythons[misfit]}, and the image "
-            f"{manifest.image} has {python_in(manifest.image)}",
-            hint=f"name a newer image, or install an older {misfit} here",
-        )
     client = "" if part_of else _client_of(plan)
     return Draft(context.folder.parent, context.config, manifest, client)
 

@@ -43,11 +43,13 @@ class Container:
 
     A generator's ``prepare`` or ``assemble`` stores it in :attr:`BuildContext.container`. Packages
     that the image ``brings`` are never replaced; the others are installed without dependencies.
-    If ``image`` is None, the user must name a base image with ``--build-arg``.
+    If ``image`` is None, the user must name a base image with ``--build-arg``; ``triton`` is then
+    the oldest release that it can have, such as 25.08. Without it, it may be as old as any.
     """
 
     image: str | None
     brings: tuple[str, ...] = ()
+    triton: str = ""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from llmserve.contract.container import (
     closed,
     image_of,
     python_in,
+    release,
     release_in,
     select,
     start,
@@ -98,6 +99,14 @@ def base_image(served: Mapping[str, Manifest | None]) -> str | None:
     """Return the image on which models can be served together is based; None if it is not known."""
     images = [manifest.image for manifest in served.values() if manifest]
     return next((image for image in images if image != PLAIN), PLAIN)
+
+
+def _triton(image: str | None, models: Iterable[Manifest | None]) -> Release:
+    """Return the Triton in an image, at least that which all models that need it are sure of."""
+    tritons = {m.triton for m in models if m and m.image is None}
+    if image is not None or not tritons or "" in tritons:
+        return triton_of(image)
+    return release(min(tritons))
 
 
 _MARK = (
@@ -190,14 +199,15 @@ def of_repository(
             f"#     {docker_build(Path(), name, manifest.image)}",
         ]
     own_models = _load_order(guests)
-    steps = _Steps(image, pins, own_pins, own_models, wheels or {})
+    triton = _triton(image, built.values())
+    steps = _Steps(image, triton, pins, own_pins, own_models, wheels or {})
     # An engine of several processes is started by a script, which accepts the same arguments.
     scripts = [name for name, manifest in built.items() if LAUNCH_SCRIPT in manifest.files]
     if scripts[1:]:
         names = " and ".join(scripts)
         notes.append(f"# {names} each need their own image: build with -f NAME/{DOCKERFILE}.")
     selected = _load_order(served) if others else []
-    command = _command(image, scripts[0] if scripts else "", selected=bool(selected))
+    command = _command(triton, scripts[0] if scripts else "", selected=bool(selected))
     notes += [_select(selected)] if selected else []
     return _render([_MARK], docker_build(Path(), "", image), DOCKERFILE, steps, notes, command)
 
@@ -209,10 +219,11 @@ def of_model(name: str, manifest: Manifest, folder: Path, wheels: Wheels | None 
         "# replaced, and no other model of the repository is loaded.",
     ]
     engine = name if (folder / LAUNCH_SCRIPT).is_file() else ""
-    command = _command(manifest.image, engine, selected=True)
+    triton = _triton(manifest.image, [manifest])
+    command = _command(triton, engine, selected=True)
     build = docker_build(Path(), name, manifest.image)
     pins, notes = _pins({name: manifest}, name, manifest.image)
-    steps = _Steps(manifest.image, pins, {}, (), wheels or {})
+    steps = _Steps(manifest.image, triton, pins, {}, (), wheels or {})
     notes.append(_select(_load_order({name: manifest})))
     return _render(head, build, f"{name}/{DOCKERFILE}", steps, notes, command)
 
@@ -255,6 +266,7 @@ class _Steps:
     """What an image is based on and what is installed in it."""
 
     image: str | None
+    triton: Release
     pins: Mapping[str, Pin]
     own_pins: Mapping[str, Pin]
     own_models: Sequence[str]
@@ -323,7 +335,7 @@ def _render(
     command: Sequence[str],
 ) -> str:
     image = steps.image
-    if not triton_of(image).closes:
+    if not steps.triton.closes:
         notes = [*notes, *_OPEN]
     separator = ", \\\n     " if len(command) > 2 else ", "
     return _TEXT.format(
@@ -340,9 +352,8 @@ def _render(
     )
 
 
-def _command(image: str | None, engine: str, *, selected: bool) -> list[str]:
+def _command(triton: Release, engine: str, *, selected: bool) -> list[str]:
     models = _SELECTED if selected else MODELS
-    triton = triton_of(image)
     words = start(models, engine=engine, repository=MODELS)
     return [*words, *addresses(triton), *closed(triton)]
 
@@ -420,7 +431,8 @@ def image_for(repository: Repository, models: Sequence[str]) -> Image:
     base = others[owner].image if owner else base_image(served)
     if others and not models:
         models = _load_order(served)
-    return Image(repository, owner, base, triton_of(base), tuple(models))
+    triton = _triton(base, [others[owner]] if owner else served.values())
+    return Image(repository, owner, base, triton, tuple(models))
 
 
 def docker_run(repository: Repository, name: str, triton: Release) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.contract.container import DOCKERFILE, PLAIN
+from llmserve.contract.container import DOCKERFILE, PLAIN, python_in
 from llmserve.contract.shared_stream import DECLARED
 from llmserve.contract.tasks import GENERATE, PARAMETER
+from llmserve.errors import IncompatibleError
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.config import ModelConfig
@@ -49,8 +50,20 @@ def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
         texts = {modelconfig.FILE: modelconfig.to_text(draft.config), "client.py": draft.client}
         if manifest.image != PLAIN:
             model = manifest.name
+            _check_python(manifest)
             texts[DOCKERFILE] = dockerfile.of_model(model, manifest, folder, wheels)
         for name, text in texts.items():
             if text:
                 (folder / name).write_text(text, encoding="utf-8")
         manifest.write(folder)
+
+
+def _check_python(manifest: Manifest) -> None:
+    """Refuse a model whose image has a Python that its packages cannot be installed with."""
+    image = manifest.image
+    if package := dockerfile.misfit(manifest, image):
+        raise IncompatibleError(
+            f"{package} {manifest.packages[package]} needs Python {manifest.pythons[package]}, and "
+            f"the image {image} has {python_in(image)}",
+            hint=f"name a newer image, or install an older {package} here",
+        )

@@ -20,6 +20,7 @@ from llmserve.packages import is_address
 _BYTECODE_FOLDER = "__pycache__"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _IMAGE = re.compile(r"([a-z0-9][A-Za-z0-9._/:@-]*)?")
+_RELEASE = re.compile(r"(\d\d\.\d\d)?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
@@ -48,6 +49,8 @@ class Manifest:
     image: str | None = ""
     """The container image that it needs if NVIDIA's plain one is not sufficient; None if that image
     is not known."""
+    triton: str = ""
+    """The oldest release of Triton that such an image can have, if that is known."""
     brought: Sequence[str] = ()
     """The packages of that image which must not be replaced."""
     backends: Sequence[str] = ()
@@ -137,6 +140,7 @@ def _validated(manifest: Manifest) -> Manifest:
         and _is_text_map(manifest.packages)
         # These are written into the Dockerfile.
         and (manifest.image is None or bool(_IMAGE.fullmatch(manifest.image)))
+        and bool(_RELEASE.fullmatch(manifest.triton))
         and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
         and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
         and _is_text_map(manifest.pythons)

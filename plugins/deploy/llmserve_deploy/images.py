@@ -37,6 +37,7 @@ CMD ["llmserve", "gateway"]
 _MODELS = """\
 # The models in the image that serves them; the context is the repository.
 FROM {image}
+# Whatever the folders' owner allows others: the pod's user reads them.
 {copies}
 RUN mkdir -p {cache} && chown {user} {cache}
 USER {user}
@@ -51,7 +52,9 @@ def image_files(d: Deployment) -> dict[str, Any]:
         )
     }
     if not d.volume:
-        copies = "\n".join(f"COPY {name}/ {MODELS}/{name}/" for name in sorted(d.folders))
+        copies = "\n".join(
+            f"COPY --chmod=755 {name}/ {MODELS}/{name}/" for name in sorted(d.folders)
+        )
         files[MODELS_DOCKERFILE] = _MODELS.format(
             image=d.built_image, copies=copies, cache=HF_HOME, user=USER
         )

@@ -65,7 +65,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends wget \\
 COPY {file} *.whl /wheels/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir --find-links /wheels \\
         {ray} {packages}
-COPY {application} {home}/
+COPY --chmod=755 {application} {home}/
 ENV PYTHONPATH={home}
 USER {user}
 """

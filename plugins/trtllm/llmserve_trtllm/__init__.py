@@ -9,7 +9,6 @@ from llmserve.plugin import (
     Batching,
     CheckedModel,
     Generator,
-    Option,
     Problem,
     Recipe,
     hookimpl,
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
     from llmserve.plugin import Assembly
 
 _LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
-_BATCH_SIZE = Option(
-    "max_batch_size",
-    16,
-    "Maximum number of requests that the engine runs at once. With layout=llmapi, 0 builds a model "
-    "without a batch dimension, like NVIDIA's own, whose LLM API runs 16 at once.",
-    minimum=0,
-)
 
 
 @hookimpl
@@ -49,6 +41,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
     """Register in-flight batching; static batching is in the core."""
+    from llmserve_trtllm.options import BATCH_SIZE
+
     return [
         Batching(
             name="inflight",
@@ -56,7 +50,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             runtime=_LIMITS,
             requires=(),
             mode="inflight",
-            options=(_BATCH_SIZE,),
+            options=(BATCH_SIZE,),
         )
     ]
 

@@ -23,7 +23,7 @@ from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
 from llmserve_trtllm.old_tokenizers import suit_tokenizer
 from llmserve_trtllm.refusals import refuse
-from llmserve_trtllm.target import INFLIGHT, Target, resolve_scheduler
+from llmserve_trtllm.target import DEFAULT_SIZE, INFLIGHT, Target, resolve_scheduler
 
 _STAGES = "llmserve_trtllm.runtime.stages"
 _ORCHESTRATOR = "llmserve_trtllm.runtime.orchestrator:Orchestrator"
@@ -35,6 +35,12 @@ def assemble(assembly: Assembly) -> None:
     version = versions.choose_version(options["trtllm_version"], options["container"])
     batching = assembly.chosen["batching"]
     refuse({**options, "batching": batching}, version)
+    if unread := versions.unread(version):
+        assembly.context.report(f"warning: {unread}")
+    if options["max_batch_size"] == "":
+        size = _places(options)
+        options = assembly.context.options = {**options, "max_batch_size": size}
+        assembly.context.config.max_batch_size = size
     scheduler = resolve_scheduler(options["scheduler"], assembly.context.report)
     streams = options["decoupled"]
     if streams == "":
@@ -45,6 +51,13 @@ def assemble(assembly: Assembly) -> None:
     else:
         _assemble_engine(assembly, target)
     suit_tokenizer(assembly, version)
+
+
+def _places(options: Mapping[str, Any]) -> int:
+    """Return how many requests run at once if the build does not say it: what the engine can."""
+    if options["layout"] != "engine" or options["build_engine"] or not options["engine"]:
+        return DEFAULT_SIZE
+    return engine.read_engine(engine.folder_of(options["engine"])).max_batch_size
 
 
 def _assemble_engine(assembly: Assembly, target: Target) -> None:
@@ -117,8 +130,9 @@ def _add_other_models(
 ) -> None:
     """Add preprocessing, postprocessing and the BLS model, and wire the ensemble."""
     context, options = assembly.context, assembly.options
-    image = versions.container_of(target.version)
-    context.container = Container(image, versions.BROUGHT)
+    image = target.image
+    later = image is None and target.version > versions.DEFAULT
+    context.container = Container(image, versions.BROUGHT, versions.OLDEST_TRITON if later else "")
     size = target.batch_size
     first = _add(assembly, "preprocessing", size, limits)
     settings = models.configure_preprocessing(first.config, target)

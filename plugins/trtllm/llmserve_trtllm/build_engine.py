@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import BuildContext, ConfigError, IncompatibleError, OptionError
+from llmserve_trtllm.engine import folder_of
 from llmserve_trtllm.target import INFLIGHT, Target
-from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of
+from llmserve_trtllm.versions import FIRST_LLMAPI, Version
 
 PYTHON = "python3"
 """Placeholder for the running Python, in commands that are run here."""
@@ -91,11 +92,11 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
                 hint="give one with --set engine=DIR, build one with --set build_engine=true, or "
                 "serve the model without an engine with --set layout=llmapi",
             )
-        return Path(engine).expanduser().resolve()
-    folder = Path(engine or f"{context.name}-engine").expanduser().resolve()
+        return folder_of(engine)
+    folder = folder_of(engine or f"{context.name}-engine")
     family = context.source.config().get("model_type") or ""
     commands = build_commands(target, context.source.path, family, folder)
-    _check_installed(target.version, commands)
+    _check_installed(target, commands)
     log = folder.with_name(f"{folder.name}.log")
     folder.parent.mkdir(parents=True, exist_ok=True)
     for command in commands:
@@ -133,11 +134,12 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
         )
 
 
-def _check_installed(required: Version, commands: Sequence[Sequence[str]]) -> None:
+def _check_installed(target: Target, commands: Sequence[Sequence[str]]) -> None:
+    required = target.version
     try:
         installed = Version.parse(version("tensorrt-llm").partition("+")[0])
     except PackageNotFoundError:
-        place = container_of(required) or f"an environment with TensorRT-LLM {required}"
+        place = target.image or f"an environment with TensorRT-LLM {required}"
         raise ConfigError(
             "TensorRT-LLM is not installed here, so no engine can be built",
             hint=f"run this in {place}: {' && '.join(map(shlex.join, commands))}",

@@ -62,6 +62,10 @@ class Engine:
         return self.tensor_parallel * self.pipeline_parallel
 
 
+def folder_of(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
 def read_engine(folder: Path) -> Engine:
     """Read an engine's folder; whatever is missing or wrong is reported in one line."""
     path = folder / "config.json"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from llmserve.plugin import BuildContext
 from llmserve_trtllm.target import Target
-from llmserve_trtllm.versions import container_of
 
 _SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -17,7 +16,7 @@ def write_launch_script(
     script = "llmapi" if target.is_llmapi else target.options["multi_gpu"]
     if world_size == 1 and script != "orchestrator":
         return
-    image = container_of(target.version)
+    image = target.image
     # In leader mode the script starts itself again for each rank; the first rank serves.
     ranks = (f'-n 1 sh "$0" --rank={rank} "$REPOSITORY" "$@"' for rank in range(world_size))
     text = _read(script)

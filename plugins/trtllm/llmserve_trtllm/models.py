@@ -19,7 +19,7 @@ from llmserve.plugin import (
 from llmserve_trtllm import tensors
 from llmserve_trtllm.options import engine_parameters
 from llmserve_trtllm.refusals import refused_requests
-from llmserve_trtllm.target import MODEL_TYPES, STATIC, Target
+from llmserve_trtllm.target import MODEL_TYPES, MOST_COPIES, STATIC, Target
 from llmserve_trtllm.tensors import Row
 
 STAND_IN = "llmserve.stand_in"
@@ -77,7 +77,12 @@ def configure_orchestrator(
     """Configure ``tensorrt_llm_bls``, which calls the engine; return the stage's settings."""
     inputs, outputs = _client_tensors(target, assembly)
     # NVIDIA's docs/model_config.md: as many instances as the engine's batch has places.
-    copies = target.options["bls_instance_count"] or target.batch_size
+    copies = target.options["bls_instance_count"] or min(target.batch_size, MOST_COPIES)
+    if copies < target.batch_size:
+        assembly.context.report(
+            f"the engine runs {target.batch_size} requests at once, and {copies} of them through "
+            "tensorrt_llm_bls: --bls-instance-count gives more processes"
+        )
     _declare(config, inputs, outputs, copies=copies)
     config.model_transaction_policy.decoupled = target.streams or target.is_batched
     llmapi_rows = target.rows(tensors.CLIENT_LLMAPI)

@@ -83,6 +83,16 @@ def _parameter(
     )
 
 
+BATCH_SIZE = BuildOption(
+    "max_batch_size",
+    "",
+    "Maximum number of requests that the engine runs at once; by default as many as it was built "
+    "for, and 16 without an engine. With layout=llmapi, 0 builds a model without a batch "
+    "dimension, like NVIDIA's own, whose LLM API runs 16 at once.",
+    minimum=0,
+    kind=int,
+)
+
 _BUILD_OPTIONS = (
     BuildOption(
         "layout",
@@ -100,9 +110,14 @@ _BUILD_OPTIONS = (
     BuildOption(
         "trtllm_version",
         "",
-        "Version of TensorRT-LLM that will run it; by default the last with engines.",
+        "Version of TensorRT-LLM that will run it; by default the last with engines. Of those "
+        "between 0.19 and 1.2, and after 1.2, nothing of NVIDIA's was read.",
     ),
-    BuildOption("container", "", "NVIDIA's container that will run it, such as 25.05."),
+    BuildOption(
+        "container",
+        "",
+        "Container that will run it: the tag of NVIDIA's, such as 25.05, or an image's full name.",
+    ),
     BuildOption(
         "scheduler",
         "guaranteed_no_evict",
@@ -134,7 +149,7 @@ _BUILD_OPTIONS = (
         "bls_instance_count",
         0,
         "Instances of tensorrt_llm_bls; each answers one request at a time. 0 is as many as "
-        "max_batch_size, so that no request waits for one.",
+        "max_batch_size, so that no request waits for one, and at most 64.",
         minimum=0,
     ),
     BuildOption(

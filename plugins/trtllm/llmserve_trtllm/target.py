@@ -23,7 +23,10 @@ TRTLLMSampler is the default of 1.0 (NVIDIA/TensorRT-LLM#6216). In 1.1 and 1.2, 
 unless LLM() gets sampler_type (#6831): it has no penalties (#9442), bad words and seed. 1.3 adds
 them (#16485, #16052, #17172) and removes TRTLLMSampler (#18232).
 """
-_UNBATCHED_SIZE = 16
+DEFAULT_SIZE = 16
+"""How many requests run at once where neither the build nor an engine says it."""
+MOST_COPIES = 64
+"""The most instances of tensorrt_llm_bls that nobody asked for: each is a process."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Target:
     batching: str
     scheduler: str
     streams: bool
+
+    @property
+    def image(self) -> str | None:
+        """The image that runs it, if one is known."""
+        return versions.container_of(self.version, self.options["container"])
 
     @property
     def is_0_5(self) -> bool:
@@ -64,7 +72,7 @@ class Target:
     @property
     def batch_size(self) -> int:
         """How many requests the engine runs at once."""
-        return int(self.options["max_batch_size"]) or _UNBATCHED_SIZE
+        return int(self.options["max_batch_size"]) or DEFAULT_SIZE
 
     @property
     def sampler_type(self) -> str:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from llmserve.plugin import IncompatibleError, OptionError
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?([.a-z+-].*)?")
-_TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
+_NVIDIA = "nvcr.io/nvidia/tritonserver:"
+_VARIANT = "-trtllm-python-py3"
+_TAG = re.compile(r"([a-z0-9][A-Za-z0-9._/:-]*:)?(\d\d\.\d\d)(-[A-Za-z0-9._-]+)?")
 
 
 @dataclass(frozen=True, order=True)
@@ -107,6 +109,13 @@ FIRST_CONFIGURABLE = Version(0, 19)
 FIRST_LLMAPI = Version(1, 0)
 # The newest version that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
 DEFAULT = Version(1, 2, 1)
+OLDEST_TRITON = "25.08"
+"""The oldest release of Triton that an image with a version after these can have.
+
+TensorRT-LLM's own docker/Dockerfile.multi takes this one since 1.0.
+"""
+# What was read of NVIDIA's templates and backend: nothing of the releases between these two.
+_READ = (Version(0, 19), Version(1, 2))
 
 
 def choose_version(version: str, container: str) -> Version:
@@ -127,8 +136,8 @@ def _named_version(version: str, container: str) -> Version:
     requested = Version.parse(version) if version else None
     if not container:
         return requested or DEFAULT
-    tag = _TAG.fullmatch(container.strip())
-    included = CONTAINERS.get(tag[1]) if tag else None
+    image = image_of(container)
+    included = CONTAINERS.get(image[1]) if image else None
     if included is None:
         raise OptionError(
             f"the version of TensorRT-LLM in container {container!r} is unknown",
@@ -142,7 +151,48 @@ def _named_version(version: str, container: str) -> Version:
     return included
 
 
-def container_of(version: Version) -> str | None:
-    """Return the newest container that includes a version, if one is known."""
-    tags = [tag for tag, included in CONTAINERS.items() if included.same_release(version)]
-    return f"nvcr.io/nvidia/tritonserver:{max(tags)}-trtllm-python-py3" if tags else None
+def image_of(container: str) -> tuple[str, str] | None:
+    """Return the image that is named by its tag or in full, and its release.
+
+    >>> image_of("25.09")
+    ('nvcr.io/nvidia/tritonserver:25.09-trtllm-python-py3', '25.09')
+    >>> image_of("example.com/mine:25.09-2")
+    ('example.com/mine:25.09-2', '25.09')
+    """
+    match = _TAG.fullmatch(container.strip())
+    if match is None:
+        return None
+    place, release, variant = match.groups()
+    if (place or _NVIDIA) == _NVIDIA and variant not in (None, _VARIANT):
+        # NVIDIA's other images of a release have no TensorRT-LLM.
+        return None
+    return f"{place or _NVIDIA}{release}{variant or ('' if place else _VARIANT)}", release
+
+
+def container_of(version: Version, container: str = "") -> str | None:
+    """Return the image to run a version in: the one that is named, else the newest, if it is known.
+
+    Patches of a release may have other versions of TensorRT and CUDA, and engines do not run with
+    those: the newest is one with exactly this version, if there is one.
+    """
+    if container and (image := image_of(container)):
+        return image[0]
+    tags = [tag for tag, included in CONTAINERS.items() if included == version] or [
+        tag for tag, included in CONTAINERS.items() if included.same_release(version)
+    ]
+    return f"{_NVIDIA}{max(tags)}{_VARIANT}" if tags else None
+
+
+def unread(version: Version) -> str:
+    """Return what is not known of a version, in words; empty if its files were read."""
+    first, last = _READ
+    if version < first or version.same_release(first) or version.same_release(last):
+        return ""
+    between = version < last
+    return (
+        f"nothing of NVIDIA's files between TensorRT-LLM {first} and {last} was read: a build for "
+        f"{version} has what {first} has"
+        if between
+        else f"nothing of NVIDIA's files after TensorRT-LLM {last} was read: a build for {version} "
+        f"has what {last} has"
+    )

@@ -7,6 +7,7 @@ and review the difference.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 
 import llmserve
 from llmserve.errors import LLMServeError
-from llmserve.testing import check_repository
+from llmserve.testing import check_repository, read_config
+from llmserve.testing.command import run
 from llmserve_trtllm.refusals import refused_requests
-from llmserve_trtllm.versions import Version
+from llmserve_trtllm.versions import CONTAINERS, Version, container_of, unread
 
-from .building import DEFAULTS, ENGINES, build, cases, steps
+from .building import DEFAULTS, ENGINES, build, cases, engine_of, steps
 from .conftest import Built
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -60,7 +62,8 @@ def test_a_streaming_ensemble_uses_the_bls_model(built: Built) -> None:
 
 @pytest.mark.parametrize(
     ("options", "count"),
-    [({}, 16), ({"max_batch_size": 48}, 48), ({"layout": "llmapi", "max_batch_size": 24}, 24),
+    [({}, 64), ({"max_batch_size": 48}, 48),
+     ({"layout": "llmapi"}, 16), ({"layout": "llmapi", "max_batch_size": 24}, 24),
      ({"batching": "static", "layout": "llmapi", "decoupled": True}, 32)],
 )  # fmt: skip
 def test_each_request_of_the_engines_batch_has_an_instance_of_the_bls_model(
@@ -69,6 +72,22 @@ def test_each_request_of_the_engines_batch_has_an_instance_of_the_bls_model(
     configs = built("1.2.1", **options)
     assert [group.count for group in configs["tensorrt_llm_bls"].instance_group] == [count]
     assert configs["tensorrt_llm"].max_batch_size == count
+
+
+def test_processes_that_nobody_asked_for_are_bounded(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path / "engine", "1.2.1", {"build_config.max_batch_size": 2048})
+    done = run(
+        "build", "--plugin", "trtllm", "--model", "demo", "--name", "ensemble",
+        "--output", str(tmp_path / "r"), "--engine", str(engine), "--verbose",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sizes = {
+        name: read_config(tmp_path / "r" / name)
+        for name in ("ensemble", "tensorrt_llm", "tensorrt_llm_bls")
+    }
+    assert sizes["ensemble"].max_batch_size == sizes["tensorrt_llm"].max_batch_size == 2048
+    assert [group.count for group in sizes["tensorrt_llm_bls"].instance_group] == [64]
+    assert "2048 requests at once, and 64 of them through tensorrt_llm_bls" in done.stderr
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -154,6 +173,80 @@ def test_the_container_is_that_of_the_version(tmp_path: Path, version: str, imag
         assert f"FROM {expected}" in text
         assert all(word in text for word in ("--no-deps", "llmserve-trtllm==", "pluggy=="))
         assert "transformers==" not in text
+
+
+@pytest.mark.parametrize("tag", CONTAINERS)
+def test_the_container_that_is_named_is_the_one_that_is_used(tag: str) -> None:
+    expected = f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
+    for name in (tag, f"{tag}-trtllm-python-py3", expected):
+        assert container_of(CONTAINERS[tag], name) == expected
+
+
+@pytest.mark.parametrize(
+    ("container", "version", "image"),
+    [
+        ("25.09", "", "nvcr.io/nvidia/tritonserver:25.09-trtllm-python-py3"),
+        ("26.03", "1.2.1", "nvcr.io/nvidia/tritonserver:26.03-trtllm-python-py3"),
+        ("example.com/team/engine:25.09-2", "", "example.com/team/engine:25.09-2"),
+        # Patches of a release may have another TensorRT, so the exact one comes first.
+        ("", "1.0.0", "nvcr.io/nvidia/tritonserver:25.10-trtllm-python-py3"),
+        ("", "1.0.3", "nvcr.io/nvidia/tritonserver:25.11-trtllm-python-py3"),
+        ("", "1.2.0", "nvcr.io/nvidia/tritonserver:26.03-trtllm-python-py3"),
+        ("", "1.2.5", "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
+    ],
+)
+def test_both_dockerfiles_are_based_on_the_container_that_was_chosen(
+    tmp_path: Path, container: str, version: str, image: str
+) -> None:
+    options: dict[str, Any] = {"layout": "llmapi", "container": container}
+    options["trtllm_version"] = version
+    result = llmserve.build("trtllm", "demo", name="e", output=tmp_path / "r", **options)
+    assert result.manifest.image == image
+    for folder in (tmp_path / "r", tmp_path / "r" / "e"):
+        assert f"FROM {image}\n" in (folder / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        "26.08",
+        "99.01",
+        "nvcr.io/nvidia/tritonserver:25.09-py3",
+        "25.09-vllm-python-py3",
+        "x y:25.09",
+    ],
+)  # fmt: skip
+def test_a_container_without_tensorrt_llm_is_refused_by_its_name(
+    tmp_path: Path, container: str
+) -> None:
+    with pytest.raises(LLMServeError, match=re.escape(repr(container))):
+        llmserve.build(
+            "trtllm", "demo", output=tmp_path / "r", layout="llmapi", container=container
+        )
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_image_of_a_later_version_is_no_triton_that_cannot_be_closed(tmp_path: Path) -> None:
+    done = run(
+        "build", "--plugin", "trtllm", "--model", "demo", "--name", "e", "--output", str(tmp_path),
+        "--layout", "llmapi", "--trtllm-version", "1.3.0", "--verbose",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for folder in (tmp_path, tmp_path / "e"):
+        text = (folder / "Dockerfile").read_text()
+        assert "FROM ${IMAGE}" in text
+        assert "--http-restricted-api" in text
+        assert "--http-address" not in text
+    assert "--network host" not in done.stdout
+    assert "nothing of NVIDIA's files after TensorRT-LLM 1.2.0 was read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.5", True), ("0.19", True), ("0.20", False), ("1.0", False),
+                           ("1.1", False), ("1.2.1", True), ("1.3", False)],
+)  # fmt: skip
+def test_versions_whose_files_nobody_read_say_so(version: str, known: bool) -> None:
+    assert (unread(Version.parse(version)) == "") == known
 
 
 @pytest.mark.parametrize(("version", "options", "message"), cases("refused builds"))
