@@ -137,7 +137,9 @@ port = 9000
 `llmserve serve --config FILE` builds what is missing or not from the same any more, and serves it;
 without `--config`, `serve` reads `llmserve.toml` in the current folder, unless it is given what to
 serve. `llmserve build --config FILE` only builds. Options of the command line come first. Paths are
-from the folder of the file. A key that means nothing is refused.
+from the folder of the file. A key that means nothing is refused. A file that `--config` does not
+name may have come with a folder from somewhere: it may not name a path outside its folder, nor set
+`no_auth` or `open_triton`.
 """
 
 

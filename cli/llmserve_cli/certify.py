@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import OutputError, UsageError
+from llmserve.errors import OutputError, UsageError, printable
 from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.places import check_file, check_folder
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.status import Status
-from llmserve_cli.terminal import print_table, printable
+from llmserve_cli.terminal import print_table
 
 if TYPE_CHECKING:
     from llmserve.certify.check import Check, Verdict

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from llmserve.errors import LLMServeError, UsageError
+from llmserve.errors import LLMServeError, UsageError, printable
 from llmserve_cli.completion import built_models
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
 from llmserve_cli.habits import IN_A_CONVERSATION
@@ -25,7 +25,7 @@ from llmserve_cli.interrupts import (
 )
 from llmserve_cli.options import request_option
 from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
-from llmserve_cli.terminal import echo_answer, printable, typing_kept
+from llmserve_cli.terminal import echo_answer, typing_kept
 from llmserve_cli.wrapping import WordWrap
 
 PROMPT = ">>> "

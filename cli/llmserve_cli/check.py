@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llmserve.errors import printable
 from llmserve.problems import Problem
 from llmserve_cli.terminal import print_json
 
@@ -31,7 +32,7 @@ def check(repository: Path, as_json: bool) -> int:
         print_json([_as_json(problem) for problem in problems])
     else:
         for problem in problems:
-            click.echo(f"{'' if problem.fatal else 'note: '}{problem}")
+            click.echo(printable(f"{'' if problem.fatal else 'note: '}{problem}"))
         if not problems:
             click.echo(f"{repository}: no problems found", err=True)
     return 3 if any(problem.fatal for problem in problems) else 0

@@ -118,7 +118,9 @@ class Commands(Group):
         for plugin, register in registry.implementations("llmserve_register_commands"):
             try:
                 self.add_from(register, plugin.name)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 click.echo(f"llmserve: plugin {plugin} adds no commands: {reason(error)}", err=True)
 
 

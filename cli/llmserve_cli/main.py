@@ -85,7 +85,10 @@ def _explain_unexpected(error: BaseException) -> int:
 def _print(line: str, code: int) -> int:
     import click
 
-    click.echo(line, err=True)
+    from llmserve.errors import printable
+
+    # It may quote what a file or a plugin says.
+    click.echo(printable(line), err=True)
     return code
 
 

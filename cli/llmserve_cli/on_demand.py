@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,6 +16,19 @@ from llmserve_cli.completion import built_models
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository
     from llmserve.server import OnDemand, ServerSettings
+
+
+class Amount(click.FloatRange):
+    """A number that is one: every comparison with nan is false, so that no range refuses it."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{number} is no amount.", param, ctx)
+        return number
+
 
 _GB = 1e9
 _SHARE_OF_FREE = 0.9
@@ -28,14 +42,14 @@ _OPTIONS = (
     ),
     click.option(
         "--memory",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Amount(min=0, min_open=True),
         metavar="GB",
         help="With --on-demand: memory that all models may take (default: 90% of what is free, or "
         "no limit with --max-loaded).",
     ),
     click.option(
         "--unload-after",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Amount(min=0, min_open=True),
         metavar="SECONDS",
         help="With --on-demand: unload a model that was not used for so long.",
     ),

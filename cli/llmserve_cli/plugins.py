@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.errors import printable
 from llmserve_cli.completion import component_names
 from llmserve_cli.terminal import print_json, print_table
 
@@ -52,7 +53,7 @@ def plugins(name: str | None, as_json: bool) -> None:
         cells = (list(origin.values())[:6] for origin in _origins(registry))
         print_table([titles, *(["-" if c is None else str(c) for c in row] for row in cells)])
         for problem in _problems(registry):
-            click.echo(f"! {problem}")
+            click.echo(printable(f"! {problem}"))
 
 
 def _rows(registry: Registry) -> list[dict[str, str]]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import LLMServeError, ServerError
+from llmserve.errors import LLMServeError, ServerError, printable
 from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import built_models, what_to_serve
 from llmserve_cli.on_demand import (
+    Amount,
     at_start,
     check_runtime,
     limited,
@@ -27,7 +28,6 @@ from llmserve_cli.on_demand import (
 from llmserve_cli.openness import host_of_triton, reach, refuse_unused
 from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER, find_servers
-from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository
@@ -83,7 +83,7 @@ RUNTIME = click.option(
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=30.0,
     show_default=True,
     help="Seconds to wait for requests in flight at shutdown.",
@@ -348,7 +348,7 @@ def _checked(
     # For three ports of an unavailable address, one problem is enough.
     problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
-        click.echo(f"llmserve: {problem}", err=True)
+        click.echo(f"llmserve: {printable(str(problem))}", err=True)
     if any(problem.code == "port_in_use" for problem in problems):
         for server in find_servers():
             click.echo(f"llmserve: note: another serve runs here, {server}", err=True)
@@ -385,7 +385,7 @@ def _without_broken(
     problems = check_repository(repository, models=settings.models, quick=True, served_here=here)
     for problem in problems:
         if not problem.fatal:
-            click.echo(f"llmserve: note: {problem}", err=True)
+            click.echo(f"llmserve: note: {printable(str(problem))}", err=True)
     fatal = [problem for problem in problems if problem.fatal]
     existing = repository.models
     names = [name for name in settings.models or existing if name in existing]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -14,21 +13,12 @@ from typing import Any
 
 import click
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters, and halves of characters, which no stream takes."""
+from llmserve.errors import printable
+
 _MARK_PASTED, _MARK_NOTHING = "\x1b[?2004h", "\x1b[?2004l"
 """Ask the terminal to mark what is pasted, so that its lines stay together, and no longer to."""
 _MIN_LAST_COLUMN = 24
 """Below this width, the last column of a table is not readable."""
-
-
-def printable(text: str) -> str:
-    r"""Escape control characters, so that an answer cannot control the terminal.
-
-    >>> printable("\x1b[31mred")
-    '\\x1b[31mred'
-    """
-    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 @contextmanager

@@ -178,9 +178,9 @@ class Plan:
         """Name the component in unexpected errors of its code."""
         try:
             yield
-        except LLMServeError:
+        except (LLMServeError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise PluginError(
                 f"{function} of {self.describe(role)} failed: {reason(error)}",
                 hint=f"report it to its author; {TRACEBACK}=1 shows where",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ class Key:
     kind: str
     help: str
     needed: bool = False
+    opens: bool = False
+    """Whether it opens what is closed: a file that merely lies in a folder may not set it."""
 
 
 MODEL = {
@@ -36,7 +39,9 @@ MODEL = {
 SERVE = {
     "runtime": Key("text", "auto, embedded, binary or docker."),
     "host": Key("text", "The address to listen on; Triton's own ports only with open_triton."),
-    "open_triton": Key("flag", "Whether Triton's own ports, which know no keys, listen there too."),
+    "open_triton": Key(
+        "flag", "Whether Triton's own ports, which know no keys, listen there too.", opens=True
+    ),
     "http_port": Key("whole", "Triton's HTTP port; 0 for any free one."),
     "grpc_port": Key("whole", "Triton's gRPC port; 0 for any free one."),
     "metrics_port": Key("whole", "The port of Triton's metrics; 0 for any free one."),
@@ -55,7 +60,7 @@ GATEWAY = {
     "port": Key("whole", "The port; by default 8080, 0 for any free one."),
     "keys": Key("path", "The file with the API keys that are accepted."),
     "batches": Key("path", "The folder of files and batches of requests; none without it."),
-    "no_auth": Key("flag", "Whether to accept requests without a key on any address."),
+    "no_auth": Key("flag", "Whether to accept requests without a key on any address.", opens=True),
 }
 TOP = {
     "repository": Key("path", "The folder of the built models; by default model_repository."),
@@ -88,15 +93,28 @@ class ServerFile:
     pinned: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> ServerFile:
-        """Read a file; raise if it has a key that means nothing, or a value of the wrong kind."""
+    def read(cls, path: Path, *, named: bool = True) -> ServerFile:
+        """Read a file; raise if it has a key that means nothing, or a value of the wrong kind.
+
+        One that was not ``named`` but lies in the folder may come from somebody else: it neither
+        opens a server nor names a path outside its folder.
+        """
         try:
             content = parse_toml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise ConfigError(f"{path} is not TOML: {error}", hint="see toml.io") from None
+        except RecursionError:
+            raise ConfigError(f"{path} is nested too deeply", hint="see toml.io") from None
         top = _checked(path, "", content, TOP)
+        serve = _checked(path, "serve", top.get("serve", {}), SERVE)
+        gateway = _checked(path, "gateway", top.get("gateway", {}), GATEWAY)
+        if not named:
+            for where, table, keys in (
+                ("", top, TOP), ("serve.", serve, SERVE), ("gateway.", gateway, GATEWAY)
+            ):  # fmt: skip
+                _refuse_unnamed(path, where, table, keys)
         folder = path.absolute().parent
         repository = folder / top.get("repository", DEFAULT_OUTPUT)
         return cls(
@@ -106,8 +124,8 @@ class ServerFile:
                 name: _spec(path, name, entry, repository)
                 for name, entry in top.get("models", {}).items()
             },
-            _checked(path, "serve", top.get("serve", {}), SERVE),
-            _checked(path, "gateway", top.get("gateway", {}), GATEWAY),
+            serve,
+            gateway,
             tuple(name for name, entry in top.get("models", {}).items() if entry.get("pin")),
         )
 
@@ -151,10 +169,31 @@ def _checked(path: Path, where: str, content: Any, keys: Mapping[str, Key]) -> d
         # In Python, True is a whole number.
         is_flag = isinstance(value, bool)
         fits = isinstance(value, types) and is_flag == (kind == "flag")
+        if fits and kind in ("number", "whole"):
+            # Compared this way round, nan does not fit.
+            fits = 0 <= value < inf
+            words += ", 0 or more"
         if not fits or (kind == "texts" and not all(isinstance(text, str) for text in value)):
             raise ConfigError(f"{path}: {full} takes {words}, not {value!r}")
         values[name] = _located(path, value, kind)
     return values
+
+
+def _refuse_unnamed(
+    path: Path, where: str, table: Mapping[str, Any], keys: Mapping[str, Key]
+) -> None:
+    folder = path.absolute().parent.resolve()
+    for name, value in table.items():
+        if keys[name].opens and value is True:
+            what = f"{where}{name} opens the server"
+        elif keys[name].kind == "path" and not Path(value).resolve().is_relative_to(folder):
+            what = f"{where}{name} is outside of the folder"
+        else:
+            continue
+        raise ConfigError(
+            f"{path}: {what}, and this file was only found here",
+            hint=f"if you trust it, name it: --config {path}",
+        )
 
 
 def _located(path: Path, value: Any, kind: str) -> Any:

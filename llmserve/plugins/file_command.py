@@ -60,7 +60,7 @@ class FileCommand(click.Command):
             raise UsageError(f"there is no file {path}", hint="name another with --config")
         if not named:
             click.echo(f"llmserve: reading {path}", err=True)
-        return ServerFile.read(path)
+        return ServerFile.read(path, named=bool(named))
 
 
 def server_file_of(ctx: click.Context) -> ServerFile | None:

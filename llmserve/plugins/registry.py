@@ -179,7 +179,9 @@ class Registry:
             self._manager.register(module, name)
             if self._components:
                 self.entries += list(_entries(replace(plugin, module=module)))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             # Whatever a third-party module does, only its own plugin becomes unusable.
             if self._manager.has_plugin(name):
                 self._manager.unregister(name=name)
@@ -192,7 +194,9 @@ def _entries(plugin: Plugin) -> Iterator[Entry]:
         hook = f"llmserve_register_{role}s"
         try:
             components = list(getattr(plugin.module, hook, list)())
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"{hook} failed: {reason(error)}") from None
         for component in components:
             if type(component) is not kind:

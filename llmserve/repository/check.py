@@ -124,7 +124,9 @@ def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
                 if not isinstance(problem, Problem):
                     raise TypeError(f"it returned {problem!r} instead of a Problem")
                 yield problem
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             # A failing third-party check must not suppress other problems.
             what = f"the check of plugin {plugin} failed: {reason(error)}"
             yield Problem(model.name, what, "fix the plugin, or leave it out", fatal=False)

@@ -171,6 +171,8 @@ def problem_with(runtime: str) -> str | None:
     try:
         # Imports at most the parent packages of the module.
         exists = module in sys.modules or find_spec(module) is not None
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         exists = False
     return None if exists else f"there is no module {module}"

@@ -214,10 +214,20 @@ def fails(context: BuildContext) -> Mapping[str, Any]:
     raise KeyError(context.name)
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def panics(context: BuildContext) -> Mapping[str, Any]:
+    raise Panic(context.name)
+
+
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
         (fails, "KeyError: 'm'"),
+        (panics, "Panic: m"),
+        (lambda context: sys.exit(4), "SystemExit: 4"),
         (lambda context: None, "TypeError: it returned None instead of a mapping"),
         (lambda context: {"path": Path("x")}, "TypeError: Object of type .* is not JSON"),
     ],

@@ -233,6 +233,28 @@ def test_a_plugin_that_exits_stops_no_command(site: Path) -> None:
     assert "plugin 'exits' (exits 1.0) adds no commands: SystemExit: 9" in result.stderr
 
 
+PANICS = """
+class Panic(BaseException):
+    def __str__(self):
+        return "\\x1b[31mred\\x1b]0;title\\x07"
+
+raise Panic
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["list"], ["build", "--help"]])
+def test_a_plugin_that_panics_stops_no_command_and_cannot_write_to_the_terminal(
+    tmp_path: Path, words: list[str]
+) -> None:
+    install(tmp_path, "panics", "[llmserve]\npanics = panics\n", "1.0", panics=PANICS)
+    result = run(tmp_path, *words)
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+    listed = run(tmp_path, "plugins").stdout
+    problem = r"plugin 'panics' (panics 1.0) cannot be used: Panic: \x1b[31mred\x1b]0;title\x07"
+    assert problem in " ".join(listed.split())
+
+
 @pytest.mark.parametrize("words", [["--help"], ["plugins"], ["build", "--help"]])
 def test_a_closed_pipe_ends_a_command_as_sigpipe_would(site: Path, words: list[str]) -> None:
     readable, writable = os.pipe()

@@ -140,6 +140,13 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("option", ["--memory", "--unload-after", "--grace"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_an_amount_is_a_number(option: str, number: str) -> None:
+    done = CliRunner().invoke(cli, ["serve", "--on-demand", option, number], standalone_mode=False)
+    assert f"{number} is no amount" in str(done.exception)
+
+
 def test_status_has_a_column_for_memory() -> None:
     base = {"why": "", "restarts": 0, "plugin": "hf", "disk": 9_000_000}
     loaded = {"state": "ready", "loaded": True, "size": 88_000_000, "pinned": True, "context": 512}

@@ -12,7 +12,8 @@ from contextlib import closing
 
 import pytest
 
-from llmserve_cli.terminal import printable, typing_kept
+from llmserve.errors import printable
+from llmserve_cli.terminal import typing_kept
 
 JOB = """
 import os, signal, sys, termios

@@ -117,6 +117,14 @@ def exits() -> list[Tokenizer]:
     raise SystemExit(3)
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def panics() -> list[Tokenizer]:
+    raise Panic("no\x1b[31m licence")
+
+
 def wrong_type() -> list[Tokenizer]:
     return [replace(WORDS, inputs=(Tensor("pace", "INT32"),))]
 
@@ -155,6 +163,7 @@ RECIPE = Recipe(name="r", summary="", generator="")
             "llmserve_register_tokenizers failed: RuntimeError: no licence",
         ),
         (module(llmserve_register_tokenizers=exits), "SystemExit: 3"),
+        (module(llmserve_register_tokenizers=panics), r"Panic: no\x1b[31m licence"),
         (tokenizers(RECIPE), "Recipe"),
         (
             module(llmserve_register_tokenizers=lambda: WORDS),
@@ -170,8 +179,8 @@ RECIPE = Recipe(name="r", summary="", generator="")
         ),
     ],
     ids=[
-        "misspelt", "unmarked", "arguments", "raises", "ends the process", "recipe", "no list",
-        "type", "default", "no tuple", "no tensor", "reserved",
+        "misspelt", "unmarked", "arguments", "raises", "ends the process", "panics", "recipe",
+        "no list", "type", "default", "no tuple", "no tensor", "reserved",
     ],
 )  # fmt: skip
 def test_a_wrong_hook_breaks_its_plugin_alone(broken: ModuleType, message: str) -> None:
