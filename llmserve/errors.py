@@ -8,11 +8,11 @@ Any other exception is a bug, and reported as one.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 
 from llmserve.contract import failures
+from llmserve.texts import printable
 
 TRACEBACK = "LLMSERVE_TRACEBACK"
 """The environment variable that makes llmserve print tracebacks."""
@@ -208,16 +208,3 @@ def reason(error: BaseException) -> str:
         # Its own description fails too.
         first = ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters, and halves of characters, which no stream takes."""
-
-
-def printable(text: str) -> str:
-    r"""Escape control characters, so that a text from elsewhere cannot control the terminal.
-
-    >>> printable("\x1b[31mred")
-    '\\x1b[31mred'
-    """
-    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import OutputError, UsageError, printable
+from llmserve.errors import OutputError, UsageError
+from llmserve.texts import printable
 from llmserve_cli.assigned import assigned
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from llmserve.errors import LLMServeError, UsageError, printable
+from llmserve.errors import LLMServeError, UsageError
+from llmserve.texts import printable
 from llmserve_cli.completion import built_models
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
 from llmserve_cli.habits import IN_A_CONVERSATION

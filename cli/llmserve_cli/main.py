@@ -85,7 +85,7 @@ def _explain_unexpected(error: BaseException) -> int:
 def _print(line: str, code: int) -> int:
     import click
 
-    from llmserve.errors import printable
+    from llmserve.texts import printable
 
     # It may quote what a file or a plugin says.
     click.echo(printable(line), err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import printable
+from llmserve.texts import printable
 from llmserve_cli.completion import component_names
 from llmserve_cli.terminal import print_json, print_table
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import LLMServeError, ServerError, printable
+from llmserve.errors import LLMServeError, ServerError
 from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
+from llmserve.texts import printable
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import built_models, what_to_serve
 from llmserve_cli.on_demand import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmserve.errors import printable
+from llmserve.texts import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from llmserve.errors import printable
+from llmserve.texts import printable
 
 _MARK_PASTED, _MARK_NOTHING = "\x1b[?2004h", "\x1b[?2004l"
 """Ask the terminal to mark what is pasted, so that its lines stay together, and no longer to."""

@@ -174,15 +174,24 @@ _CLOSED = "shared-memory,trace,logging"
 could be made to run code. Loading models is not among them: Triton itself refuses it in the modes
 in which we start it, and its clients may list its models."""
 
+_UNREAD = 16384
+"""The most responses that Triton keeps for a client that does not read them, of each request.
+
+NVIDIA's docs/customization_guide/deploy.md asks for a bound where clients are not trusted (server
+#8880); by default there is none. A model that has sent more waits for the client, so it is more
+than most answers have.
+"""
+
 LOOPBACK = "127.0.0.1"
 
 
 def closed(triton: Release) -> list[str]:
-    """Return the options that close Triton's administrative interfaces to everyone."""
+    """Return the options that close Triton's administrative interfaces, and bound what it keeps."""
     options = {
         "http-restricted-api": f"{_CLOSED}:{LOCK}",
         "grpc-restricted-protocol": f"{_CLOSED}:{LOCK}",
         "allow-client-shm": "false",
+        "grpc-max-response-pool-size": str(_UNREAD),
     }
     return [f"--{name}={value}" for name, value in options.items() if name in triton.options]
 

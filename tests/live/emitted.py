@@ -18,11 +18,11 @@ from llmserve.server.settings import choose_ports
 from tests.intruder import as_another_user, open_over_grpc, open_over_http
 from tests.live.servers import eventually, fetch
 
-# The embedded Triton is older than the option, and than the interface's being closed by default.
+# The embedded Triton is older than these options, and than the interface's being closed by default.
 _SHIM = """#!/bin/sh
 for word do
   shift
-  case "$word" in --allow-client-shm=*) ;; *) set -- "$@" "$word" ;; esac
+  case "$word" in --allow-client-shm=*|--grpc-max-response-pool-size=*) ;; *) set -- "$@" "$word" ;; esac
 done
 """
 

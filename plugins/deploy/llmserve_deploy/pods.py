@@ -61,8 +61,9 @@ def gateway_container(d: Deployment, name: str = "gateway") -> Data:
 def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) -> Data:
     """Return Triton's container, which listens on loopback.
 
-    Its probes query the gateway, which requests a token from every model: Triton reports itself
-    ready even after a model's process has died, and nothing in the container reloads the model.
+    Its probes query the gateway, which requests a token from every model: before 26.04,
+    Triton reports itself ready even after a model's process has died, from then on not at all when
+    one of several has, and nothing in the container reloads the model.
     """
     token = {"secretKeyRef": {"name": d.hub_secret, "key": "token", "optional": True}}
     mounts: list[Data] = [

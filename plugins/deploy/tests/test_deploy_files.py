@@ -387,6 +387,8 @@ def test_a_file_says_what_to_deploy_and_options_come_first(
         encoding="utf-8",
     )
 
+    named = ("--config", "llmserve.toml")
+
     def triton_of(out: str, *words: str) -> tuple[Any, Any]:
         result = CliRunner().invoke(deploy, ["kubernetes", "--out", out, *words])
         assert result.exit_code == 0, result.exception
@@ -402,20 +404,20 @@ def test_a_file_says_what_to_deploy_and_options_come_first(
         gateway = next(c for name, c in containers.items() if "gateway" in name)
         return autoscaler["spec"]["minReplicas"], gateway["command"] + gateway.get("args", [])
 
-    replicas, gateway = triton_of("out")
+    replicas, gateway = triton_of("out", *named)
     assert replicas == 3
     assert gateway[gateway.index("--grace") + 1] == "8"
     # What is open on one machine is not open to everyone.
     assert "--no-auth" not in gateway
     assert gateway[gateway.index("--model") + 1] == "b"
-    replicas, gateway = triton_of("more", "--replicas", "4", "--model", "a", "--model", "b")
+    replicas, gateway = triton_of("more", *named, "--replicas", "4", "--model", "a", "--model", "b")
     assert replicas == 4
     assert gateway.count("--model") == 2
     assert triton_of("here", "repository")[0] == 2, "what is named has nothing to do with the file"
     with Path("llmserve.toml").open("a", encoding="utf-8") as file:
         file.write('[models.new]\nsource = "demo"\n')
     for words, error in (
-        ([], "new of llmserve.toml is not built: llmserve build --config llmserve.toml"),
+        (named, "new of llmserve.toml is not built: llmserve build --config llmserve.toml"),
         (["repository", "--config", "llmserve.toml"], "--config llmserve.toml says what to deploy"),
     ):
         result = CliRunner().invoke(deploy, ["compose", "--out", "none", *words])

@@ -12,6 +12,7 @@ from llmserve.plugin import (
     Assembly,
     BuildContext,
     Container,
+    IncompatibleError,
     allowed,
     check_causal,
     model_vocabulary,
@@ -46,6 +47,13 @@ def assemble(assembly: Assembly) -> None:
     if streams == "":
         streams = batching == INFLIGHT and version >= versions.FIRST_CONFIGURABLE
     target = Target(version, options, batching, scheduler, streams)
+    if options["max_inflight_requests"] and target.triton < versions.FIRST_BOUNDED:
+        triton = f"Triton {target.triton}" if target.triton else "an image that is not known"
+        raise IncompatibleError(
+            f"{triton} may have no max_inflight_requests: it exists from "
+            f"{versions.FIRST_BOUNDED} on",
+            hint="leave out --max-inflight-requests, or name a newer --container",
+        )
     if target.is_llmapi:
         _assemble_llmapi(assembly, target)
     else:
@@ -131,8 +139,9 @@ def _add_other_models(
     """Add preprocessing, postprocessing and the BLS model, and wire the ensemble."""
     context, options = assembly.context, assembly.options
     image = target.image
-    later = image is None and target.version > versions.DEFAULT
-    context.container = Container(image, versions.BROUGHT, versions.OLDEST_TRITON if later else "")
+    context.container = Container(image, versions.BROUGHT, "" if image else target.triton)
+    if most := options["max_inflight_requests"]:
+        context.config.ensemble_scheduling.max_inflight_requests = most
     size = target.batch_size
     first = _add(assembly, "preprocessing", size, limits)
     settings = models.configure_preprocessing(first.config, target)

@@ -167,6 +167,14 @@ _BUILD_OPTIONS = (
         versions=(LATER,),
     ),
     BuildOption(
+        "max_inflight_requests",
+        0,
+        "Maximum number of requests in each step of the ensemble, which bounds what a fast step "
+        "leaves for a slow one; 0 is no limit. For Triton 25.11 or later: the one from PyPI cannot "
+        "load such a model.",
+        minimum=0,
+    ),
+    BuildOption(
         "logits_datatype",
         "TYPE_FP32",
         "Type of returned logits; the backend supports no other.",

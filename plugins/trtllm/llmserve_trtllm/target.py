@@ -45,6 +45,14 @@ class Target:
         return versions.container_of(self.version, self.options["container"])
 
     @property
+    def triton(self) -> str:
+        """The oldest release of Triton that its image can have; empty if it may be any."""
+        if self.image is None:
+            return versions.OLDEST_TRITON if self.version > versions.DEFAULT else ""
+        named = versions.image_of(self.image)
+        return named[1] if named else ""
+
+    @property
     def is_0_5(self) -> bool:
         """Whether the version is 0.5.0, whose tensors have other types and connections."""
         return self.version < versions.FIRST_CONFIGURABLE

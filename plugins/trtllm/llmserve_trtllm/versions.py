@@ -114,6 +114,11 @@ OLDEST_TRITON = "25.08"
 
 TensorRT-LLM's own docker/Dockerfile.multi takes this one since 1.0.
 """
+FIRST_BOUNDED = "25.11"
+"""The first release of Triton whose ensembles have max_inflight_requests (core#455).
+
+An earlier one does not load a model with a field that it does not know.
+"""
 # What was read of NVIDIA's templates and backend: nothing of the releases between these two.
 _READ = (Version(0, 19), Version(1, 2))
 

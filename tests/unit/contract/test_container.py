@@ -20,6 +20,7 @@ from llmserve.contract.container import (
     SERVERS,
     UNKNOWN,
     Release,
+    closed,
     release,
     release_from_help,
     release_of_server,
@@ -206,3 +207,8 @@ def test_the_grpc_that_is_installed_refuses_the_name_of_the_lock() -> None:
                     assert connection.call("X", fields=fields).accepted is accepted
     finally:
         server.stop(0)
+
+
+def test_what_a_client_does_not_read_is_bounded_where_triton_can() -> None:
+    bounded = [t.container for t in ALL if "--grpc-max-response-pool-size=16384" in closed(t)]
+    assert bounded == [name for name in SERVERS if name >= "25.03"]

@@ -242,6 +242,31 @@ def test_an_image_of_a_later_version_is_no_triton_that_cannot_be_closed(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("options", "triton"),
+    [
+        ({}, ""),
+        ({"container": "25.11"}, ""),
+        ({"container": "25.10"}, "Triton 25.10"),
+        ({"trtllm_version": "1.3.0"}, "Triton 25.08"),
+    ],
+)
+def test_the_steps_of_an_ensemble_are_bounded_where_triton_can(
+    tmp_path: Path, options: dict[str, Any], triton: str
+) -> None:
+    options = {
+        "layout": "llmapi",
+        "stream_through": "ensemble",
+        "max_inflight_requests": 9,
+    } | options
+    if triton:
+        with pytest.raises(LLMServeError, match=f"{triton} may have no max_inflight_requests"):
+            llmserve.build("trtllm", "demo", output=tmp_path / "r", **options)
+        return
+    result = llmserve.build("trtllm", "demo", output=tmp_path / "r", **options)
+    assert read_config(result.folder).ensemble_scheduling.max_inflight_requests == 9
+
+
+@pytest.mark.parametrize(
     ("version", "known"), [("0.5", True), ("0.19", True), ("0.20", False), ("1.0", False),
                            ("1.1", False), ("1.2.1", True), ("1.3", False)],
 )  # fmt: skip
