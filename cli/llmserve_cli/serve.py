@@ -29,6 +29,7 @@ from llmserve_cli.on_demand import (
 from llmserve_cli.openness import host_of_triton, reach, refuse_unused
 from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER, find_servers
+from llmserve_cli.triton_flags import TRITON_FLAG, triton_arguments
 
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository
@@ -128,6 +129,7 @@ RUNTIME = click.option(
 )
 @click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
+@TRITON_FLAG
 @on_demand_options
 @click.pass_context
 def serve(
@@ -148,6 +150,7 @@ def serve(
     batches: Path | None,
     no_auth: bool,
     otlp_endpoint: str | None,
+    triton_flags: tuple[str, ...],
     **server_options: Any,
 ) -> None:
     """Serve a model repository with Triton.
@@ -198,7 +201,10 @@ def serve(
         partial=True,
         on_demand=on_demand is not None,
         mounts=tuple(map(Path, found.references())),
-        extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
+        extra_args=(
+            *(trace_arguments(otlp_endpoint) if otlp_endpoint else ()),
+            *triton_arguments(triton_flags),
+        ),
         **server_options,
     )
     frontends = RequestedFrontends(

@@ -78,6 +78,23 @@ LAST_RELEASES = {"3.10": {"onnxruntime": "1.23.2", "transformers": "5.20.2"}}
 A model that was built with later ones gets these in an image with that Python.
 """
 
+_TUNING = """
+allow-cpu-metrics allow-gpu-metrics backend-config buffer-manager-thread-count cache-config
+cuda-memory-pool-byte-size cuda-virtual-address-size disable-auto-complete-config
+enable-peer-access grpc-http2-max-ping-strikes grpc-http2-max-pings-without-data
+grpc-http2-min-recv-ping-interval-without-data grpc-infer-allocation-pool-size
+grpc-infer-response-compression-level grpc-infer-thread-count
+grpc-keepalive-permit-without-calls grpc-keepalive-time grpc-keepalive-timeout
+grpc-max-connection-age grpc-max-connection-age-grace host-policy http-max-input-size
+http-thread-count log-verbose metrics-config metrics-interval-ms
+min-supported-compute-capability model-load-gpu-limit model-load-retry-count
+model-load-thread-count pinned-memory-pool-byte-size rate-limit rate-limit-resource
+response-cache-byte-size
+"""
+TUNING = frozenset(_TUNING.split())
+"""The options of Triton that users may set beside ours: none opens, moves or names an interface,
+a file or the models, and none is read by whoever starts it."""
+
 _GRPC_CHECKS_NAMES = "24.07"
 """The first release with gRPC 1.54.3; the 1.48.0 of those before takes any bytes as a name."""
 

@@ -22,7 +22,10 @@ from tests.live.servers import eventually, fetch
 _SHIM = """#!/bin/sh
 for word do
   shift
-  case "$word" in --allow-client-shm=*|--grpc-max-response-pool-size=*) ;; *) set -- "$@" "$word" ;; esac
+  case "$word" in
+    --allow-client-shm=*|--grpc-max-response-pool-size=*) ;;
+    *) set -- "$@" "$word" ;;
+  esac
 done
 """
 

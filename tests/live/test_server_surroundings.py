@@ -120,3 +120,17 @@ def test_the_demo_model_is_served_from_a_bare_environment(tmp_path: Path) -> Non
         assert "Paris" in done.stdout, done.stderr
     finally:
         assert served.interrupt() == 0
+
+
+def test_options_of_triton_itself_reach_it(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "r", echo=ECHO)
+    log = tmp_path / "triton.log"
+    words = ("--runtime", "embedded", "--frontend", "none", "--log", str(log))
+    flags = ("--triton-flag", "log-verbose=1", "--triton-flag", "http-thread-count=2")
+    serving = Serving(str(folder), *words, *flags)
+    try:
+        (command,) = serving.processes("tritonserver --").values()
+        assert {"--log-verbose=1", "--http-thread-count=2"} <= {*command}
+        assert "HTTP request: " in log.read_text(errors="replace"), "a line of that verbosity"
+    finally:
+        serving.close()

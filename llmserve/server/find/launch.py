@@ -30,7 +30,7 @@ from llmserve.contract.container import (
     release_from_help,
     release_of_server,
 )
-from llmserve.errors import ServerError
+from llmserve.errors import ServerError, UsageError
 from llmserve.server.settings import Ports, ServerSettings
 
 _TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -77,6 +77,11 @@ def triton_args(settings: ServerSettings, instance: Instance, triton: Release) -
     if settings.renewable:
         # Triton polls a folder that only this user can write to.
         args += ["--model-control-mode=poll", f"--repository-poll-secs={POLL}"]
+    if triton is not UNKNOWN and (refused := triton.refused(settings.extra_args)):
+        raise UsageError(
+            f"Triton {triton.server} ({triton.container}) has no --{refused[0]}",
+            hint="leave it out, or serve with a newer one",
+        )
     return (*args, *closed(triton), *settings.extra_args)
 
 

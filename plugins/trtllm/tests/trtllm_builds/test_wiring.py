@@ -253,16 +253,13 @@ def test_an_image_of_a_later_version_is_no_triton_that_cannot_be_closed(tmp_path
 def test_the_steps_of_an_ensemble_are_bounded_where_triton_can(
     tmp_path: Path, options: dict[str, Any], triton: str
 ) -> None:
-    options = {
-        "layout": "llmapi",
-        "stream_through": "ensemble",
-        "max_inflight_requests": 9,
-    } | options
+    both: dict[str, Any] = {"layout": "llmapi", "stream_through": "ensemble", **options}
+    both["max_inflight_requests"] = 9
     if triton:
         with pytest.raises(LLMServeError, match=f"{triton} may have no max_inflight_requests"):
-            llmserve.build("trtllm", "demo", output=tmp_path / "r", **options)
+            llmserve.build("trtllm", "demo", output=tmp_path / "r", **both)
         return
-    result = llmserve.build("trtllm", "demo", output=tmp_path / "r", **options)
+    result = llmserve.build("trtllm", "demo", output=tmp_path / "r", **both)
     assert read_config(result.folder).ensemble_scheduling.max_inflight_requests == 9
 
 
