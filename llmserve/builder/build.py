@@ -305,13 +305,13 @@ def _draft(
         image=container.image if container else "",
         brought=sorted(container.brings) if container else (),
     )
+    client = "" if part_of else _client_of(plan)
     if misfit := dockerfile.misfit(manifest, manifest.image):
         raise IncompatibleError(
             f"{misfit} {packages[misfit]} needs Python {manifest.pythons[misfit]}, and the image "
             f"{manifest.image} has {python_in(manifest.image)}",
             hint=f"name a newer image, or install an older {misfit} here",
         )
-    client = "" if part_of else _client_of(plan)
     return Draft(context.folder.parent, context.config, manifest, client)
 
 
