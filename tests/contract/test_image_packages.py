@@ -30,6 +30,8 @@ from llmserve.plugins.roles import Batching, Recipe
 from llmserve.repository.dockerfile import groups, of_repository
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.wheels import make_wheels, wheels_in
+from llmserve_deploy.description import describe
+from llmserve_deploy.targets import files_of
 
 TRTLLM = "nvcr.io/nvidia/tritonserver:{}-trtllm-python-py3"
 VLLM = "nvcr.io/nvidia/tritonserver:{}-vllm-python-py3"
@@ -128,12 +130,12 @@ def test_a_build_for_an_image_whose_python_is_too_old_is_refused(
 def lines_of_pip(dockerfile: str) -> list[list[str]]:
     """The arguments of each ``pip install`` of a Dockerfile."""
     commands = re.findall(r"^RUN (.*)$", dockerfile.replace("\\\n", " "), re.MULTILINE)
-    words = [shlex.split(command) for command in commands if " pip install " in command]
+    words = [shlex.split(command) for command in commands if "pip install " in command]
     return [line[line.index("install") + 1 :] for line in words]
 
 
-def resolve(dockerfile: str, image: str, wheels: Path, target: Path) -> list[dict[str, str]]:
-    """Return what pip would install for each line, by names, with the image's Python."""
+def resolve(dockerfile: str, python: str, wheels: Path, target: Path) -> list[dict[str, str]]:
+    """Return what pip would install for each line, by names, with this Python."""
     found = []
     for number, line in enumerate(lines_of_pip(dockerfile)):
         report = target / f"{number}.json"
@@ -146,7 +148,7 @@ def resolve(dockerfile: str, image: str, wheels: Path, target: Path) -> list[dic
             del arguments[at : at + 2]
         command = [
             sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet",
-            "--python-version", python_in(image), "--only-binary=:all:",
+            "--python-version", python, "--only-binary=:all:",
             "--target", str(target / "none"), "--report", str(report), *arguments,
         ]  # fmt: skip
         done = subprocess.run(
@@ -162,7 +164,8 @@ def resolve(dockerfile: str, image: str, wheels: Path, target: Path) -> list[dic
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheels of our packages, which are on no index."""
     names = {name for model in models_of_recipes().values() for name in model.packages}
-    ours = {name for name in names if name.startswith("llmserve")} | {"llmserve-trtllm"}
+    ours = {name for name in names if name.startswith("llmserve")}
+    ours |= {"llmserve-trtllm", "llmserve-gateway"}
     folder = tmp_path_factory.mktemp("wheels")
     make_wheels(dict.fromkeys(sorted(ours), __version__), folder)
     return folder
@@ -193,7 +196,31 @@ def test_pip_finds_all_that_a_dockerfile_asks_for(image: str, wheels: Path, tmp_
         packages = {"llmserve": __version__, "llmserve-trtllm": __version__, "pluggy": "1.5.0"}
         models["engine"] = replace(ENGINE, image=image, packages=packages, brought=brought)
     text = of_repository(models, "hf", wheels_in(wheels))
-    installed = resolve(text, image, wheels, tmp_path)
+    installed = resolve(text, python_in(image), wheels, tmp_path)
     assert len(installed) == (1 if image == PLAIN else 2)
     assert installed[-1]["numpy"].startswith("1.")
     assert {"torch", "transformers", "openvino"} <= installed[-1].keys()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize(
+    ("target", "file"), [("compose", "Dockerfile.gateway"), ("ray", "Dockerfile.ray")]
+)
+def test_pip_finds_all_that_the_images_of_a_deployment_ask_for(
+    target: str, file: str, wheels: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    (repository / "m").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").touch()
+    replace(MODEL, recipe="hf").write(repository / "m")
+    options = {"gateway_image": "llmserve-ray"} if target == "ray" else {}
+    d = replace(describe(repository, baked=target == "ray", **options), wheels=wheels_in(wheels))
+    text = str(files_of(target, d, tmp_path / "out", dashboard=False)[file])
+    image = re.search(r"(?m)^FROM (\S+)$", text)
+    assert image
+    # That of Python itself has its version in its name.
+    python = python_in(image[1]) or image[1].partition(":")[2].removesuffix("-slim")
+    (installed,) = resolve(text, python, wheels, tmp_path)
+    assert {"llmserve", "llmserve-gateway"} <= installed.keys()
+    assert ("ray" in installed) == (target == "ray")
