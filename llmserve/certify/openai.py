@@ -160,7 +160,7 @@ class OpenAIEndpoint:
             options["messages"] = list(ask.messages)
         usage = self._counts_in_streams if counts is None else counts
         request = self._api.request(self.model, ask.prompt, options, stream=ask.stream, usage=usage)
-        body = json.loads(request.body)
+        body = json.loads(request.body or b"")
         if count is not None:
             body |= (
                 {"logprobs": True, "top_logprobs": count} if ask.messages else {"logprobs": count}

@@ -1,4 +1,4 @@
-"""A client of servers with OpenAI's API, and what it sends and reads, for others that send it.
+"""What is sent to servers with OpenAI's API and read of their answers, and a client of them.
 
 The ``openai`` package takes ten times the processor time for each piece of a stream, which would
 show in the times of a load generator, and twenty times as long to import.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from ssl import SSLError
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 
+from llmserve.client.deadlines import Timeout, Timeouts
+from llmserve.client.openai_transport import OpenAIAnswer, OpenAIRequest, OpenAISession, Peer
 from llmserve.client.results import Completion, Piece, gather
 from llmserve.contract.options import API_NAMES
 from llmserve.errors import (
@@ -31,27 +33,38 @@ _REASONING = ("reasoning_content", "reasoning")
 """Servers use either name for it."""
 
 
-class OpenAIRequest(NamedTuple):
-    url: str
-    headers: dict[str, str]
-    body: bytes
-
-
 class OpenAIApi:
-    """The requests to one server and the answers in them, whatever sends them."""
+    """One server: what is sent to it, what sends it, and what its answers say."""
 
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
-            host, self.port = parts.hostname, parts.port
+            host, port = parts.hostname, parts.port
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https"):
             raise UsageError(f"{url!r} is not an address", hint="use http://host:port/v1")
-        self.host = host
-        self.is_encrypted = parts.scheme == "https"
-        path = quote(parts.path.rstrip("/"), safe="/%") or "/v1"
-        self.url = f"{parts.scheme}://{parts.netloc}{path}"
+        self.host, self.port, self.is_encrypted = host, port, parts.scheme == "https"
+        self._peer = Peer(host, port or (443 if self.is_encrypted else 80), self.is_encrypted)
+        self._root = f"{parts.scheme}://{parts.netloc}"
+        self.url = self._root + (quote(parts.path.rstrip("/"), safe="/%") or "/v1")
+
+    def open(self, request: OpenAIRequest, timeout: Timeout = None) -> OpenAIAnswer:
+        """Send a request, and return its answer when the head of it has arrived."""
+        return OpenAIAnswer(self._peer, request, timeout)
+
+    def session(self) -> OpenAISession:
+        """Return what sends requests from an event loop."""
+        return OpenAISession(self._peer)
+
+    def get(self, path: str, *, at_root: bool = False) -> OpenAIRequest:
+        """Return the request for a page of the API, or of the server itself."""
+        url = (self._root if at_root else self.url) + path
+        return OpenAIRequest(url, self.headers())
+
+    def post(self, path: str, body: Mapping[str, Any] | bytes) -> OpenAIRequest:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return OpenAIRequest(self.url + path, self.headers(), raw)
 
     def request(
         self,
@@ -73,8 +86,7 @@ class OpenAIApi:
             body["stream"] = True
         if stream and usage:
             body["stream_options"] = {"include_usage": True}
-        url = f"{self.url}/{'chat/' if is_chat else ''}completions"
-        return OpenAIRequest(url, self.headers(), json.dumps(body).encode())
+        return self.post(f"/{'chat/' if is_chat else ''}completions", body)
 
     @staticmethod
     def headers() -> dict[str, str]:
@@ -130,15 +142,15 @@ class OpenAIApi:
         )
 
     @staticmethod
-    def late(seconds: float) -> RequestTimeoutError:
-        problem = f"no answer within {seconds:g} s"
+    def late(timeout: Timeout) -> RequestTimeoutError:
+        parts = timeout if isinstance(timeout, Timeouts) else Timeouts(timeout)
+        seconds = parts.whole or parts.between or parts.first
+        problem = f"no answer within {seconds or 0:g} s"
         return RequestTimeoutError(problem, hint="allow more time, or ask for less")
 
     def unreachable(self, error: Exception) -> UnreachableError:
-        # aiohttp's errors have the system's.
-        cause = getattr(error, "os_error", error)
         # Those of names are negative, and those of TLS have others: both say it themselves.
-        number = 0 if isinstance(cause, SSLError) else getattr(cause, "errno", None) or 0
+        number = 0 if isinstance(error, SSLError) else getattr(error, "errno", None) or 0
         words = os.strerror(number) if number > 0 else getattr(error, "strerror", None)
         # What a server sends instead of a response may have control characters.
         reason = repr(str(words or error))[1:-1] or type(error).__name__
@@ -159,9 +171,8 @@ def _piece(choice: Mapping[str, Any], reasoning: bool) -> Piece:
 class OpenAIClient:
     """A client of one server; each request opens its own connection, so threads may share it."""
 
-    def __init__(self, url: str, timeout: float | None = None) -> None:
+    def __init__(self, url: str, timeout: Timeout = None) -> None:
         self._api = OpenAIApi(url)
-        self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
         self._timeout = timeout
 
     def close(self) -> None:
@@ -172,33 +183,24 @@ class OpenAIClient:
 
     def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
         request = self._api.request(model, prompt, options, stream=True)
-        connection = self._connection_type(self._api.host, self._api.port, timeout=self._timeout)
         try:
-            is_stream = False
-            for line in self._send(connection, request):
-                pieces = self._api.read_line(line)
-                is_stream = is_stream or bool(pieces)
-                # Only the first of several answers is asked for.
-                yield from (piece for piece in pieces or () if piece.index == 0)
+            with closing(self._api.open(request, self._timeout)) as answer:
+                if answer.status != 200:
+                    raise self._api.refusal(answer.status, answer.read())
+                is_stream = False
+                for line in answer.lines():
+                    pieces = self._api.read_line(line)
+                    is_stream = is_stream or bool(pieces)
+                    # Only the first of several answers is asked for.
+                    yield from (piece for piece in pieces or () if piece.index == 0)
             if not is_stream:
                 raise ValueError("no stream")
-        except (OSError, HTTPException) as error:
-            # Without a timeout of its own, this is the system's attempt to connect.
-            if isinstance(error, TimeoutError) and self._timeout is not None:
-                raise self._api.late(self._timeout) from None
+        except TimeoutError:
+            raise self._api.late(self._timeout) from None
+        except OSError as error:
             raise self._api.unreachable(error) from None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise UnreachableError(
                 f"the server at {self._api.url} does not stream as OpenAI's API does",
                 hint="give another address with --openai",
             ) from None
-        finally:
-            connection.close()
-
-    def _send(self, connection: HTTPConnection, request: OpenAIRequest) -> HTTPResponse:
-        path = urlsplit(request.url).path
-        connection.request("POST", path, request.body, request.headers)
-        response = connection.getresponse()
-        if response.status == 200:
-            return response
-        raise self._api.refusal(response.status, response.read())

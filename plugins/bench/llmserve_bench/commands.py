@@ -217,13 +217,12 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     llmserve bench demo --openai http://127.0.0.1:8080/v1 --chat --report report
     """
     from llmserve.client import OpenAIApi
-    from llmserve_bench import measure, senders, targets, tools, triton
+    from llmserve_bench import measure, targets, tools, triton
 
     settings = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
     if options["openai"]:
         if options["tools"] or options["metrics_url"] or options["http_url"]:
             raise click.UsageError("--tool, --metrics-url and --http-url do not work with --openai")
-        senders.import_aiohttp()
         url = OpenAIApi(options["openai"]).url
         settings["api"] = _api(options)
     elif flag := next((name for name in ("chat", "embeddings") if options[name]), None):

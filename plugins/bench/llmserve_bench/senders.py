@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from llmserve.client import (
     AsyncClient,
     Completion,
     OpenAIApi,
     OpenAIRequest,
+    OpenAISession,
     Piece,
     connect_async,
 )
-from llmserve.errors import LLMServeError, RequestRejectedError
+from llmserve.errors import RequestRejectedError
 from llmserve.runtime import contract
 from llmserve_bench.prompts import Request
 from llmserve_bench.results import Load
@@ -26,7 +25,6 @@ from llmserve_bench.results import Load
 Api = Literal["triton", "completions", "chat", "embeddings"]
 Parts = list[tuple[float, "Piece | Completion"]]
 """The parts of an answer, each with its arrival time."""
-_LONGEST_LINE = 1 << 20
 _AFTER_TEXT = ("finish_reason", "input_tokens", "output_tokens")
 
 
@@ -67,12 +65,6 @@ class TritonSender:
                 parts.append((time.monotonic(), piece))
 
 
-_CLOSED_AT_ONCE = 64
-"""The connections that a server may have closed when one of them is used again."""
-_NOTICED_WITHIN = 0.05
-"""Seconds after which it is not the connection that was closed before."""
-
-
 class OpenAISender:
     """Sends completions or chat completions, with the key from ``OPENAI_API_KEY`` if it is set."""
 
@@ -81,72 +73,43 @@ class OpenAISender:
         self._chat = api == "chat"
         self._model = model
         self._load = load
-        self._session: Any = None
-        self._left: tuple[type[Exception], ...] = ()
-        self._never_there: type[Exception] = Exception
+        self._session: OpenAISession = self._api.session()
 
     async def __aenter__(self) -> OpenAISender:
-        aiohttp = import_aiohttp()
-        self._left = aiohttp.ClientOSError, aiohttp.ServerDisconnectedError
-        self._never_there = aiohttp.ClientConnectorError
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._load.timeout),
-            read_bufsize=_LONGEST_LINE,
-        )
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._session.close()
+        await self._session.__aexit__(*error)
 
     async def send(self, request: Request, parts: Parts) -> None:
         post = self._post_of(request)
         try:
-            await self._post_again(post, parts)
-        except asyncio.TimeoutError:
-            raise self._api.late(self._load.timeout or 0) from None
-        except import_aiohttp().ClientError as error:
+            await self._post(post, parts)
+        except TimeoutError:
+            raise self._api.late(self._load.timeout) from None
+        except OSError as error:
             raise self._api.unreachable(error) from None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RequestRejectedError("the response is not in OpenAI's format") from None
-
-    async def _post_again(self, post: OpenAIRequest, parts: Parts) -> None:
-        """Send a request until it comes to a connection that is still open.
-
-        A server may close connections while nothing is sent, and tell nobody in time.
-        """
-        for left in reversed(range(_CLOSED_AT_ONCE)):
-            began = time.monotonic()
-            try:
-                await self._post(post, parts)
-            except self._left as error:
-                # A server that has worked on the request has failed.
-                is_late = time.monotonic() - began > _NOTICED_WITHIN
-                if parts or is_late or not left or isinstance(error, self._never_there):
-                    raise
-            else:
-                return
 
     def _post_of(self, request: Request) -> OpenAIRequest:
         options = request.options
         if request.texts:
             body = {"model": self._model, "input": request.texts, "encoding_format": "base64"}
-            raw = json.dumps({**body, **options}).encode()
-            return OpenAIRequest(f"{self._api.url}/embeddings", self._api.headers(), raw)
+            return self._api.post("/embeddings", {**body, **options})
         if self._chat:
             options = {"messages": [{"role": "user", "content": request.prompt}], **options}
         return self._api.request(self._model, request.prompt, options, stream=self._load.stream)
 
     async def _post(self, post: OpenAIRequest, parts: Parts) -> None:
-        request = self._session.post(post.url, data=post.body, headers=post.headers)
-        async with request as response:
-            if response.status != 200:
-                raise self._api.refusal(response.status, await response.read())
+        with closing(await self._session.open(post, self._load.timeout)) as answer:
+            if answer.status != 200:
+                raise self._api.refusal(answer.status, await answer.read())
             # Reasoning is generated, and counted in usage, like the rest of the answer.
             if not self._load.stream:
-                add(self._api.read_answer(await response.read(), reasoning=True), parts)
+                add(self._api.read_answer(await answer.read(), reasoning=True), parts)
                 return
-            async for line in response.content:
+            async for line in answer.lines():
                 pieces = self._api.read_line(line, reasoning=True)
                 if pieces is None:
                     return
@@ -168,14 +131,3 @@ def add(pieces: Iterable[Piece], parts: Parts) -> None:
         elif known:
             at, last = parts.pop() if parts else (now, Piece(""))
             parts.append((at, replace(last, **known)))
-
-
-def import_aiohttp() -> Any:
-    try:
-        import aiohttp
-    except ImportError:
-        from llmserve.plugin import install_command
-
-        hint = install_command("llmserve-bench[openai]")
-        raise LLMServeError("--openai needs aiohttp", hint=hint) from None
-    return aiohttp

@@ -6,11 +6,11 @@ import errno
 import socket
 import ssl
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from llmserve.client.http_answer import BrokenAnswerError
 from llmserve.client.openai import KEY, OpenAIApi, OpenAIClient
 from llmserve.errors import LLMServeError, UnreachableError
 from llmserve.testing.web import http_server, reply
@@ -70,14 +70,12 @@ def test_an_invalid_url_is_refused(url: str) -> None:
 def test_a_connection_attempt_that_the_system_gives_up_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Unreachable(HTTPConnection):
-        def connect(self) -> None:
-            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+    def connect(*_: object) -> socket.socket:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
 
-    client = OpenAIClient("http://127.0.0.1:9")
-    monkeypatch.setattr(client, "_connection_type", Unreachable)
+    monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(UnreachableError, match="Connection timed out"):
-        client.generate("demo", "a")
+        OpenAIClient("http://127.0.0.1:9").generate("demo", "a")
 
 
 def test_no_other_client_speaks_the_api() -> None:
@@ -94,8 +92,8 @@ def test_no_other_client_speaks_the_api() -> None:
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 9)"), "refused"),
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         (ssl.SSLCertVerificationError(1, "certificate verify failed"), "verify failed"),
-        (HTTPException("bad \x1b[31m"), r"bad \x1b[31m"),
-        (HTTPException(), "HTTPException"),
+        (BrokenAnswerError("bad \x1b[31m"), r"bad \x1b[31m"),
+        (BrokenAnswerError(), "BrokenAnswerError"),
     ],
 )
 def test_an_address_without_a_server_is_told_without_numbers(error: Exception, words: str) -> None:
