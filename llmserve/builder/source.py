@@ -73,6 +73,16 @@ class ModelSource:
             )
         return content
 
+    def end_ids(self) -> list[int]:
+        """Return the tokens that end an answer; chat models have several."""
+        paths = [self.path / name for name in ("generation_config.json", "config.json")]
+        places = [read_object(path) for path in paths if path.is_file()]
+        # A model of several parts has those of its text apart.
+        parts = [part for each in places if isinstance(part := each.get("text_config"), dict)]
+        found = (place.get("eos_token_id") for place in (*places[:-1], *parts, *places[-1:]))
+        ends: Any = next((ids for ids in found if ids is not None), [])
+        return sorted(i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int))
+
     def described(self) -> dict[str, str]:
         """Return the description of the source in the manifest, without paths of this machine."""
         if self.converted_from:

@@ -142,6 +142,9 @@ def _quoted(value: object) -> str:
     return _REPR.repr(value)
 
 
+# Below this temperature, practically only the likeliest token is left of a distribution.
+_GREEDY_BELOW = 1e-5
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
 
@@ -164,6 +167,16 @@ class Params(RequestOptions):
         return 1.0 if self.top_k > 1 or self.top_p < 1 or self.min_p > 0 else 0.0
 
     @property
+    def greedy(self) -> bool:
+        """Whether the next token is the likeliest one; penalties and biases may change which."""
+        return self.effective_temperature < _GREEDY_BELOW or self.top_k == 1
+
+    def ends(self, of_model: frozenset[int]) -> frozenset[int]:
+        """Return the tokens that end the answer: those of its model, or the request's own."""
+        own = self.end_id
+        return of_model if own is None or own < 0 else frozenset({own})
+
+    @property
     def logprobs_count(self) -> int | None:
         """How many tokens' log-probabilities to return besides that of the chosen token.
 
@@ -175,7 +188,7 @@ class Params(RequestOptions):
     def plain(self) -> bool:
         """Whether the next token is always the likeliest one, with no score changed."""
         return (
-            (self.effective_temperature == 0 or self.top_k == 1)
+            self.greedy
             and self.min_tokens == 0
             and self.repetition_penalty == 1
             and self.presence_penalty == 0

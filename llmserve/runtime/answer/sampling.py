@@ -20,8 +20,6 @@ from llmserve.runtime.protocols import Tokenizer
 
 Row = npt.NDArray[Any]
 
-# Below this temperature, practically only the likeliest token is left of a distribution.
-_GREEDY_BELOW = 1e-5
 # The tokens of top_p are searched for among this many of the likeliest before all are sorted.
 _FEW = 512
 
@@ -73,16 +71,16 @@ class Sampler:
         self._generation.constrain(scores)
         params = self._params
         number = self._random.random()
-        temperature = params.effective_temperature
         likeliest = int(scores.argmax())
         if scores[likeliest] == -np.inf:
             raise RequestError(
                 "no token may come next: the request rules out every token",
                 code="conflicting_options",
             )
-        if temperature < _GREEDY_BELOW or params.top_k == 1:
+        if params.greedy:
             return likeliest
-        return _draw((scores - scores[likeliest]) / temperature, params, number)
+        scaled = (scores - scores[likeliest]) / params.effective_temperature
+        return _draw(scaled, params, number)
 
     def _penalize(self, scores: Row) -> None:
         params, generation = self._params, self._generation

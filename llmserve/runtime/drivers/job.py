@@ -79,14 +79,11 @@ class Job:
         if parts.answers == TOKENS:
             context = parts.generator.context_length
             limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
-        eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
-        if prompt.params.end_id is not None and prompt.params.end_id >= 0:
-            eos = frozenset({prompt.params.end_id})
         generation = Generation(
             prompt.ids,
             prompt.params,
             max_tokens=limit,
-            eos_ids=eos,
+            eos_ids=prompt.params.ends(parts.generator.eos_ids | parts.tokenizer.eos_ids),
             decode=parts.tokenizer.decode,
             prompt=prompt.text,
             segments=prompt.segments,

@@ -73,7 +73,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         **{name: options[name] for name in _LOAD_OPTIONS},
         **(_place_draft(draft) if draft else {"draft": None}),
         "context_length": length,
-        "eos_ids": _eos_ids(source.path, config),
+        "eos_ids": source.end_ids(),
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": dtype in ("bfloat16", "float16") or options["weight_format"] in _ROUNDED,
     }
@@ -185,10 +185,3 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
             hint="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
             "a separate environment and name that folder",
         )
-
-
-def _eos_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    path = folder / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    return sorted(eos) if isinstance(eos, list) else [] if eos is None else [eos]

@@ -251,7 +251,7 @@ def write_tokenizer_info(source: ModelSource, folder: Path) -> None:
     info = {
         "encoded_vocab": sorted(ids, key=ids.__getitem__),
         "tokenizer_str": json.dumps(tokenizer, ensure_ascii=False),
-        "stop_token_ids": special_ids(source)["eos_ids"],
+        "stop_token_ids": source.end_ids(),
     }
     try:
         (folder / TOKENIZER_INFO).write_text(json.dumps(info), encoding="utf-8")
@@ -269,9 +269,8 @@ def special_ids(source: ModelSource) -> dict[str, Any]:
         path = source.path / name
         if path.is_file():
             config |= {key: value for key, value in read_object(path).items() if value is not None}
-    eos, pad = config.get("eos_token_id"), config.get("pad_token_id")
-    ends = eos if isinstance(eos, list) else [eos]
+    pad = config.get("pad_token_id")
     return {
-        "eos_ids": [end for end in ends if isinstance(end, int)],
+        "eos_ids": source.end_ids(),
         "pad_id": pad if isinstance(pad, int) and pad >= 0 else None,
     }

@@ -20,8 +20,6 @@ from llmserve_vllm import library, workarounds
 
 # What vLLM takes of an option with a wider range here (0.32.0).
 _RANGES = {"temperature": (0, 2), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
-# Below this temperature, practically only the likeliest token is left of a distribution.
-_GREEDY_BELOW = 1e-5
 # What llguidance reads in a schema about itself. By default it allows any whitespace, and small
 # models tend to write it forever; a pattern for it is repeated by the versions that vLLM takes.
 _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -100,8 +98,7 @@ def _check_ranges(params: Params) -> None:
 def _sampling(params: Params) -> dict[str, Any]:
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     found = {name: getattr(params, name) for name in penalties}
-    temperature = params.effective_temperature
-    if temperature < _GREEDY_BELOW or params.top_k == 1:
+    if params.greedy:
         return {**found, "temperature": 0.0}
     seed = params.seed
     if seed is None and form_of(params):
@@ -109,7 +106,7 @@ def _sampling(params: Params) -> dict[str, Any]:
         seed = secrets.randbits(63)
     return {
         **found,
-        "temperature": temperature,
+        "temperature": params.effective_temperature,
         "top_k": max(params.top_k, 0),
         "top_p": params.top_p,
         "min_p": params.min_p,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmserve.builder.source import ModelSource, fetch_file, resolve
 from llmserve.builder.source_files import tokenizer_files
 from llmserve.errors import ModelSourceError
+
+Json = dict[str, Any] | None
 
 
 def test_a_connection_that_breaks_off_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +101,27 @@ def test_a_folder_whose_tokenizer_has_no_tokens_is_refused_by_the_build(
     else:
         with pytest.raises(ModelSourceError, match="mine has no tokenizer: put "):
             tokenizer_files(source)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": 2}, None, [2]),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 3]}, [3, 7]),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, [2]),
+        ({"eos_token_id": 2, "text_config": {"eos_token_id": 5}}, {}, [5]),
+        ({}, None, []),
+        (None, None, []),
+    ],
+)
+def test_the_tokens_that_end_an_answer_are_those_of_the_most_particular_file(
+    config: dict[str, Any] | None,
+    generation: dict[str, Any] | None,
+    ends: list[int],
+    tmp_path: Path,
+) -> None:
+    files = {"config.json": config, "generation_config.json": generation}
+    for name, content in files.items():
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    assert ModelSource("m", tmp_path).end_ids() == ends

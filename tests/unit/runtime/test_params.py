@@ -110,3 +110,20 @@ def test_any_value_is_accepted_or_refused_without_a_crash(values: dict[str, Any]
     except RequestError:
         return
     assert params.max_tokens is None or params.max_tokens > 0
+
+
+def test_every_engine_takes_the_same_requests_for_greedy() -> None:
+    assert Params().greedy
+    assert Params(temperature=0.0, top_p=0.5).greedy
+    assert Params(temperature=1e-7).plain, "the sampler would divide by it"
+    assert Params(temperature=2.0, top_k=1).plain
+    assert not Params(temperature=0.01).greedy
+    assert not Params(top_p=0.9).greedy
+    assert Params(repetition_penalty=1.1).greedy
+    assert not Params(repetition_penalty=1.1).plain
+
+
+def test_a_request_may_name_the_token_that_ends_its_answer() -> None:
+    of_model = frozenset({2, 7})
+    assert Params().ends(of_model) == Params(end_id=-1).ends(of_model) == of_model
+    assert Params(end_id=0).ends(of_model) == {0}

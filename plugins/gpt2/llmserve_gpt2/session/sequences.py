@@ -189,14 +189,11 @@ def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -
     prompt = Prompt(request.prompt, list(request.ids), params)
     context = parts.generator.context_length
     limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
-    eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
-    if params.end_id is not None and params.end_id >= 0:
-        eos = frozenset({params.end_id})
     generation = Generation(
         prompt.ids,
         params,
         max_tokens=limit,
-        eos_ids=eos,
+        eos_ids=params.ends(parts.generator.eos_ids | parts.tokenizer.eos_ids),
         decode=parts.tokenizer.decode,
         prompt=prompt.text,
     )

@@ -92,14 +92,13 @@ class RequestWriter:
         if pad is None:
             pad = ends[0] if ends else 0
         read_beams = whole_number(1, self._limits.max_beam_width)
-        greedy = params.effective_temperature == 0 or params.top_k == 1
         return {
             "end_id": ends[0] if ends else self._no_end,
             "pad_id": _PAD("pad_id", params.extra.get("pad_id", pad)),
             # A temperature of 0 causes a division by zero in some versions.
-            "temperature": 1.0 if greedy else params.effective_temperature,
-            "top_k": 1 if greedy else max(params.top_k, 0),
-            "top_p": 1.0 if greedy else params.top_p,
+            "temperature": 1.0 if params.greedy else params.effective_temperature,
+            "top_k": 1 if params.greedy else max(params.top_k, 0),
+            "top_p": 1.0 if params.greedy else params.top_p,
             "repetition_penalty": params.repetition_penalty,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
@@ -168,10 +167,9 @@ class RequestWriter:
         """Return the ids that end the answer; those that the engine was built with come first."""
         if params.ignore_eos:
             return []
-        if params.end_id is not None and params.end_id >= 0:
-            return [params.end_id]
         built_in = self._limits.eos_ids
-        return [*sorted(built_in), *sorted(self._tokenizer.eos_ids - built_in)]
+        ends = params.ends(built_in | self._tokenizer.eos_ids)
+        return sorted(ends, key=lambda end: (end not in built_in, end))
 
     def _words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of each word, both at the beginning of a text and after a space.
