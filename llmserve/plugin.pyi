@@ -10,11 +10,13 @@ from llmserve.builder.causal import check_kind as check_kind
 from llmserve.builder.causal import place_causal_model as place_causal_model
 from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.causal import place_model as place_model
+from llmserve.builder.checkpoint import open_checkpoint as open_checkpoint
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.encoders import EncoderLayout as EncoderLayout
 from llmserve.builder.encoders import encoder_layout as encoder_layout
 from llmserve.builder.encoders import file_of as file_of
+from llmserve.builder.encoders import is_sigmoid as is_sigmoid
 from llmserve.builder.encoders import labels_of as labels_of
 from llmserve.builder.encoders import max_length as max_length
 from llmserve.builder.ensemble import Assembly as Assembly
@@ -38,6 +40,8 @@ from llmserve.client.tools.parts import ToolPart as ToolPart
 from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.contract.address import Address as Address
 from llmserve.contract.address import is_loopback as is_loopback
+from llmserve.contract.checks import Check as Check
+from llmserve.contract.checks import Severity as Severity
 from llmserve.demo import demo_model_path as demo_model_path
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError

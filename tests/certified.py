@@ -18,18 +18,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmserve.certify.check import Verdict
-from llmserve.certify.checkpoint import opened
-from llmserve.certify.checks import CHECKS
-from llmserve.certify.encoder import opened_encoder
-from llmserve.certify.examination import Examination
-from llmserve.certify.output import as_json
-from llmserve.certify.page import page, result
-from llmserve.certify.run import Report, run_checks
-from llmserve.certify.triton import TritonEndpoint
 from llmserve.contract.tasks import GENERATE
 from llmserve.demo import demo_model_path
 from llmserve.testing import LiveTriton
+from llmserve_certify.checkpoint import opened
+from llmserve_certify.checks import CHECKS
+from llmserve_certify.encoder import opened_encoder
+from llmserve_certify.examination import Examination
+from llmserve_certify.output import as_json
+from llmserve_certify.page import page, result
+from llmserve_certify.run import Report, run_checks
+from llmserve_certify.triton import TritonEndpoint
+from llmserve_certify.verdict import Verdict
 from tests.support import ROOT
 
 _ENGINE = ROOT / "plugins/trtllm/tests/trtllm_builds/engines/1.2"

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from llmserve.errors import RequestRejectedError
+from llmserve.server import frontend_for
 from llmserve_cli.interrupts import while_importing
-from llmserve_cli.servers import openai_for
 
 DEFAULT_URL = "http://127.0.0.1:8080/v1"
 
@@ -77,7 +77,8 @@ def batch(
     with closing(BatchRequests(source)) as requests, ExitStack() as stack:
         if openai is None:
             names = [request.model for request in requests.all]
-            openai = openai_for(names[0] if names else "") or DEFAULT_URL
+            model = names[0] if names else ""
+            openai = frontend_for(model, "openai", "--openai") or DEFAULT_URL
         server = Server(openai, timeout, patience)
         # A wrong key or address leaves no file.
         if is_checked := retry_errors or not os.access(output, os.F_OK):

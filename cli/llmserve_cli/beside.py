@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
+from llmserve.commands import Status
 from llmserve.errors import ModelNotReadyError, ServerError
-from llmserve_cli.servers import Running, find_servers
-from llmserve_cli.status import Status
+from llmserve.server import Running, find_servers
 
 _GRACE = 5
 """Seconds that requests of others have at the end."""

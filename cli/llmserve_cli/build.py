@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from llmserve.errors import ConfigError, ModelSourceError, OptionError, UsageError
+from llmserve.server import find_servers
 from llmserve_cli.building import (
     CONFIG,
     NAME,
@@ -25,7 +26,6 @@ from llmserve_cli.building import (
 )
 from llmserve_cli.completion import model_sources
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
-from llmserve_cli.servers import find_servers
 
 if TYPE_CHECKING:
     from llmserve.builder.plan import BuildResult
@@ -133,8 +133,8 @@ def build(
     with while_importing():
         from llmserve.builder.build import BuildSpec, build_spec
         from llmserve.builder.plan import suited_recipe
+        from llmserve.commands import Status
         from llmserve.plugins.registry import Registry
-        from llmserve_cli.status import Status
 
     if spec_fields["name"] == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")

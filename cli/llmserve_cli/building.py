@@ -121,7 +121,7 @@ def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
 
 
 def _build(spec: BuildSpec, store: Store, registry: Registry) -> StoredModel:
-    from llmserve_cli.status import Status
+    from llmserve.commands import Status
 
     raise_on_interrupt(signal.SIGTERM)
     with Status(f"preparing {spec.name or spec.model}") as status:

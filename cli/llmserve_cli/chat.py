@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from llmserve.commands import asks_a_server, built_models, printable
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.texts import printable
-from llmserve_cli.completion import built_models
+from llmserve.server import url_for
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
 from llmserve_cli.habits import IN_A_CONVERSATION
 from llmserve_cli.history import history
@@ -25,7 +25,6 @@ from llmserve_cli.interrupts import (
     while_importing,
 )
 from llmserve_cli.options import request_option
-from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, typing_kept
 from llmserve_cli.wrapping import WordWrap
 
@@ -35,9 +34,7 @@ SYSTEM = click.option("--system", metavar="TEXT", default="", help="System messa
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
-@ADDRESS
-@REPOSITORY
-@OPENAI
+@asks_a_server
 @SYSTEM
 @request_option("max_tokens")
 @request_option("temperature")

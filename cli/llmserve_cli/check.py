@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
+from llmserve.commands import print_json, printable
 from llmserve.problems import Problem
-from llmserve.texts import printable
-from llmserve_cli.terminal import print_json
 
 
 @click.command()

@@ -23,7 +23,6 @@ _COMMANDS = {
         "list": ("listing:list_models", "List the models that are built."),
         "remove": ("remove", "Delete a built model."),
         "check": ("check", "Find problems in a model repository."),
-        "certify": ("certify", "Check a server against its model."),
         "demo": ("demo", "Build, serve and query a small model."),
     },
     "Extend": {

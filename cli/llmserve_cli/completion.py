@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
 
+from llmserve.commands import stored_models
 from llmserve.errors import PluginError
 
 _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
@@ -77,7 +78,7 @@ def what_to_serve(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete a model or a repository: the models of this machine, built or not, and folders."""
-    names = [name for name in kept_models() if name.startswith(incomplete)]
+    names = [name for name in stored_models() if name.startswith(incomplete)]
     items = model_sources(ctx, param, incomplete)
     return [CompletionItem(name) for name in names if name not in [i.value for i in items]] + items
 
@@ -87,23 +88,3 @@ def local_sources() -> list[str]:
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folders = cache.glob("models--*")
     return ["demo", *sorted(f.name.removeprefix("models--").replace("--", "/") for f in folders)]
-
-
-def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from llmserve.repository.repository import Repository
-
-    del param
-    repository = Repository.open(Path(ctx.params.get("repository") or "model_repository"))
-    built = [model for model in repository if (model.folder / "config.pbtxt").is_file()]
-    # The parts of an ensemble accept no requests of their own.
-    parts = {part for model in built for part in model.parts}
-    names = [model.name for model in built if model.name not in parts]
-    if not ctx.params.get("repository"):
-        names += [name for name in kept_models() if name not in names]
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def kept_models() -> list[str]:
-    from llmserve.builder.store import Store
-
-    return [kept.name for kept in Store().models()]

@@ -53,8 +53,8 @@ def demo(max_tokens: int) -> None:
         from pathlib import Path
 
         from llmserve import build, connect
+        from llmserve.commands import Status
         from llmserve.server import ServerSettings, start
-        from llmserve_cli.status import Status
 
     raise_on_interrupt(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="llmserve-demo-") as folder:

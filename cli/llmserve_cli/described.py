@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import LLMServeError
+from llmserve.server import Running
 from llmserve_cli.listing import folder_size
-from llmserve_cli.servers import Running
 
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository

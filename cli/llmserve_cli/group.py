@@ -68,7 +68,8 @@ class Commands(Group):
         command: Any = super().get_command(ctx, cmd_name)
         if path := getattr(command, "llmserve_path", ""):
             module, _, name = path.partition(":")
-            loaded = getattr(import_module(module), name)
+            with interrupts.while_importing():
+                loaded = getattr(import_module(module), name)
             loaded.llmserve_section = command.llmserve_section
             loaded.epilog = loaded.epilog or habits.of_options(cmd_name)
             command = self.commands[cmd_name] = loaded

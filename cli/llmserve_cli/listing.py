@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmserve.commands import built_models, print_json, print_table, printable
 from llmserve.errors import ConfigError
 from llmserve.names import near
-from llmserve.texts import printable
-from llmserve_cli.completion import built_models
-from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
-from llmserve_cli.terminal import print_json, print_table, size_in_words
+from llmserve.server import REPOSITORY_FOLDER, Running, find_servers
+from llmserve_cli.terminal import size_in_words
 
 if TYPE_CHECKING:
     from llmserve.builder.store import StoredModel

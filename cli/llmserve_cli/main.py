@@ -85,7 +85,7 @@ def _explain_unexpected(error: BaseException) -> int:
 def _print(line: str, code: int) -> int:
     import click
 
-    from llmserve.texts import printable
+    from llmserve.commands import printable
 
     # It may quote what a file or a plugin says.
     click.echo(printable(line), err=True)

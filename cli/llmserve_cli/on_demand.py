@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from llmserve.commands import built_models
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.names import near
-from llmserve_cli.completion import built_models
 
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository

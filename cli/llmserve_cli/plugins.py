@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.texts import printable
+from llmserve.commands import print_json, print_table, printable
 from llmserve_cli.completion import component_names
-from llmserve_cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from llmserve.plugins.registry import Registry

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from llmserve.commands import asks_a_server, assigned, built_models, print_json
 from llmserve.contract.options import MAX_LOGPROBS
 from llmserve.contract.tasks import GENERATE
 from llmserve.errors import (
@@ -21,12 +22,12 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
-from llmserve_cli.assigned import NOT_BY_SET, assigned, refuse_unknown
-from llmserve_cli.completion import built_models, request_options
+from llmserve.server import url_for
+from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
+from llmserve_cli.completion import request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
-from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
-from llmserve_cli.terminal import echo_answer, print_json
+from llmserve_cli.terminal import echo_answer
 
 if TYPE_CHECKING:
     from llmserve.client import Client, Completion, Piece
@@ -40,9 +41,7 @@ SILENT_SECONDS = 20.0
 @click.command()
 @click.argument("model", shell_complete=built_models)
 @click.argument("prompt", required=False)
-@ADDRESS
-@REPOSITORY
-@OPENAI
+@asks_a_server
 @request_option("max_tokens")
 @click.option(
     "--stream/--no-stream",

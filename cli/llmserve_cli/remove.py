@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmserve.commands import built_models
 from llmserve.errors import ConfigError, ServerError, UsageError
 from llmserve.names import near
-from llmserve_cli.completion import built_models
+from llmserve.server import REPOSITORY_FOLDER, Running, find_servers
 from llmserve_cli.listing import folder_size
-from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
 
 if TYPE_CHECKING:
     from llmserve.builder.store import Store
@@ -102,8 +102,8 @@ def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bo
 
 
 def _unload(server: Running, model: str) -> None:
+    from llmserve.commands import Status
     from llmserve.server.keep.control import ask
-    from llmserve_cli.status import Status
 
     try:
         with Status(f"unloading {model}"):

@@ -11,17 +11,17 @@ import click
 
 from llmserve.contract.tasks import GENERATE, task_of
 from llmserve.errors import ServerError, UsageError
+from llmserve.server import find_servers
 from llmserve_cli.building import NAME, PLUGIN, SET, build_flags, build_stored
 from llmserve_cli.chat import SYSTEM, note, talk
 from llmserve_cli.completion import what_to_serve
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
 from llmserve_cli.serve import RUNTIME, serve
-from llmserve_cli.servers import find_servers
 
 if TYPE_CHECKING:
     from llmserve.builder.store import StoredModel
-    from llmserve_cli.servers import Running
+    from llmserve.server import Running
 
 
 @click.command()
@@ -168,8 +168,8 @@ def _already(stored: StoredModel) -> Running | None:
 
 
 def _reload(server: Running, name: str) -> None:
+    from llmserve.commands import Status
     from llmserve.server import ask
-    from llmserve_cli.status import Status
 
     click.echo(
         f"llmserve: {name} has changed, and is reloaded for all who use the server at {server.url}",

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from llmserve.commands import built_models, print_json, print_table, selects_a_server
 from llmserve.errors import ModelNotReadyError
-from llmserve_cli.completion import built_models
-from llmserve_cli.servers import REPOSITORY, URL, find_one, find_servers, none_runs
-from llmserve_cli.terminal import print_json, print_table, size_in_words
+from llmserve.server import find_one, find_servers, none_runs
+from llmserve_cli.terminal import size_in_words
 
 _WELL = ("ready", "unloaded")
 """The states of models that answer, if need be after they are loaded."""
@@ -18,8 +18,7 @@ _WELL = ("ready", "unloaded")
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@URL
-@REPOSITORY
+@selects_a_server
 def status(as_json: bool, url: str | None, repository: Path | None) -> None:
     """Show the state of served models.
 
@@ -55,8 +54,7 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
-@URL
-@REPOSITORY
+@selects_a_server
 def reload(model: str, url: str | None, repository: Path | None) -> None:
     """Load or reload a model in a running server.
 
@@ -67,8 +65,8 @@ def reload(model: str, url: str | None, repository: Path | None) -> None:
     llmserve build --plugin hf --model demo --force
     llmserve reload demo
     """
+    from llmserve.commands import Status
     from llmserve.server.keep.control import ask
-    from llmserve_cli.status import Status
 
     server = find_one(url, repository, model)
     doing, done = ("reloading", "reloaded") if model in server.models else ("loading", "loaded")
@@ -79,8 +77,7 @@ def reload(model: str, url: str | None, repository: Path | None) -> None:
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
-@URL
-@REPOSITORY
+@selects_a_server
 def unload(model: str, url: str | None, repository: Path | None) -> None:
     """Unload a model from a running server.
 
@@ -89,8 +86,8 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
     \b
     llmserve unload demo
     """
+    from llmserve.commands import Status
     from llmserve.server.keep.control import ask
-    from llmserve_cli.status import Status
 
     server = find_one(url, repository, model)
     with Status(f"unloading {model}"):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.commands import built_models, printable
 from llmserve.errors import LLMServeError, ServerError
 from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
-from llmserve.texts import printable
+from llmserve.server import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
-from llmserve_cli.completion import built_models, what_to_serve
+from llmserve_cli.completion import what_to_serve
 from llmserve_cli.on_demand import (
     Amount,
     at_start,
@@ -28,7 +29,6 @@ from llmserve_cli.on_demand import (
 )
 from llmserve_cli.openness import host_of_triton, reach, refuse_unused
 from llmserve_cli.served import options_of, served_repository
-from llmserve_cli.servers import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.triton_flags import TRITON_FLAG, triton_arguments
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def serve(
     llmserve serve --config llmserve.toml --replicas 2
     llmserve serve --on-demand --max-loaded 2 --pin demo
     """
+    from llmserve.commands import Status
     from llmserve.contract.address import Address
     from llmserve.plugins.roles import Place
     from llmserve.repository.publish import recover
@@ -185,7 +186,6 @@ def serve(
     from llmserve.server.run.tracing import trace_arguments
     from llmserve_cli.frontends import RequestedFrontends
     from llmserve_cli.interrupts import raise_on_interrupt
-    from llmserve_cli.status import Status
 
     del config
     repository, models = served_repository(ctx, served, models, plugin, name, assignments)

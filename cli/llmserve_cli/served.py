@@ -9,8 +9,8 @@ import click
 
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
 from llmserve.plugin import server_file_of
+from llmserve.server import REPOSITORY_FOLDER
 from llmserve_cli.building import build_file, build_stored
-from llmserve_cli.servers import REPOSITORY_FOLDER
 
 if TYPE_CHECKING:
     from llmserve.builder.server_file import ServerFile

@@ -30,12 +30,6 @@ from llmserve.errors import ClientError, OptionError, UsageError
 
 Value = bool | int | float | str | list[Any]
 
-_OTHER_NAMES = {
-    name: tuple(other for other in (row.name, *row.aliases) if other != name)
-    for row in OPTIONS.values()
-    if row.aliases
-    for name in (row.name, *row.aliases)
-}
 _BY_METHOD = frozenset(row.name for row in OPTIONS.values() if row.set_by == "client")
 _AS_JSON = frozenset({MESSAGES.name, *(row.name for row in OPTIONS.values() if row.json)})
 QUEUE_TIMEOUT = "queue_timeout"
@@ -178,7 +172,7 @@ def build_request(
             request.raw_input_contents.append(pack_texts(texts))
     parameters = dict(controls or {})
     for name, value in options.items():
-        tensor = input_of(info, name)
+        tensor = info.input_of(name)
         if name == QUEUE_TIMEOUT:
             parameters["timeout"] = _queue_microseconds(info, value)
         elif info.made_by_llmserve or tensor is None:
@@ -189,13 +183,6 @@ def build_request(
             request.raw_input_contents.append(raw)
     _set_parameters(request.parameters, parameters)
     return request
-
-
-def input_of(info: ModelInfo, option: str) -> TensorInfo | None:
-    """Return the input for an option, by any name of it; None if the model has none."""
-    if option in info.inputs or option not in _OTHER_NAMES:
-        return info.inputs.get(option)
-    return next((info.inputs[n] for n in _OTHER_NAMES[option] if n in info.inputs), None)
 
 
 def _text_shape(info: ModelInfo, rows: int) -> list[int]:

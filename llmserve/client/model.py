@@ -6,10 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from llmserve.contract.options import OPTIONS
 from llmserve.contract.shared_stream import DECLARED, NUMBER
 from llmserve.contract.tasks import GENERATE, PARAMETER
 
 Exchange = Literal["unary", "stream", "sequence"]
+_OTHER_NAMES = {
+    name: tuple(other for other in (row.name, *row.aliases) if other != name)
+    for row in OPTIONS.values()
+    if row.aliases
+    for name in (row.name, *row.aliases)
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,12 @@ class ModelInfo:
     parts: tuple[str, ...] = ()
     shared_stream: bool = False
     task: str = GENERATE
+
+    def input_of(self, option: str) -> TensorInfo | None:
+        """Return the input for an option, by any name of it; None if the model has none."""
+        if option in self.inputs or option not in _OTHER_NAMES:
+            return self.inputs.get(option)
+        return next((self.inputs[n] for n in _OTHER_NAMES[option] if n in self.inputs), None)
 
 
 def read_index(response: Any) -> list[ModelState]:

@@ -36,6 +36,9 @@ _REASONING = ("reasoning_content", "reasoning")
 class OpenAIApi:
     """One server: what is sent to it, what sends it, and what its answers say."""
 
+    key_variable = KEY
+    """The variable of the environment with the user's key."""
+
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")

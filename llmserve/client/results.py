@@ -53,6 +53,11 @@ class Completion:
     reasoning: str = ""
     reasoning_tokens: int | None = None
 
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> Completion:
+        """Join the pieces of one answer."""
+        return gather(pieces, 1)[0]
+
 
 @dataclass(frozen=True)
 class Piece:

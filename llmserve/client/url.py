@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.address import Address
 from llmserve.errors import UsageError
 
 DEFAULT_URL = "127.0.0.1:8001"
@@ -44,6 +45,15 @@ class HostAndPort:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    def triton(self, *, http: str = "", metrics: str = "") -> Address:
+        """Where a Triton listens whose gRPC is here.
+
+        Unless it is said, its ports follow one another: HTTP, gRPC, metrics.
+        """
+        http = http.rstrip("/") or f"http://{self.host}:{self.port - 1}"
+        metrics = metrics or f"http://{self.host}:{self.port + 1}/metrics"
+        return Address(str(self), http, metrics)
 
 
 def parse_url(url: str | None = None, *, tls: bool = False) -> HostAndPort:

@@ -22,14 +22,15 @@ API = 3
 
 _CHANGES = {
     2: "errors and problems have hint instead of mend, a Problem has where and message instead of "
-    "model and what, a Place has tritons instead of replicas and metrics, a Recipe has no pairs",
+    "model and what, a Place has tritons instead of replicas and metrics, a Recipe has no pairs, "
+    "llmserve.certify is the package llmserve-certify",
 }
 """What the author of a plugin for an older version has to change, in one line."""
 
 MODULES = (
     "llmserve",
-    "llmserve.certify",
     "llmserve.client",
+    "llmserve.commands",
     "llmserve.contract.container",
     "llmserve.contract.failures",
     "llmserve.errors",

@@ -16,7 +16,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from llmserve.certify.check import Check
+    from llmserve.contract.checks import Check
     from llmserve.plugins import roles
     from llmserve.problems import Problem
     from llmserve.repository.repository import CheckedModel

@@ -7,6 +7,13 @@ from llmserve.server.keep.keeper import Keeper as Keeper
 from llmserve.server.run.frontend import start_frontend as start_frontend
 from llmserve.server.run.log import LoadProgress as LoadProgress
 from llmserve.server.run.tracing import traces_url as traces_url
+from llmserve.server.running import REPOSITORY_FOLDER as REPOSITORY_FOLDER
+from llmserve.server.running import Running as Running
+from llmserve.server.running import find_one as find_one
+from llmserve.server.running import find_servers as find_servers
+from llmserve.server.running import frontend_for as frontend_for
+from llmserve.server.running import none_runs as none_runs
+from llmserve.server.running import url_for as url_for
 from llmserve.server.server import Server as Server
 from llmserve.server.server import stand_ins as stand_ins
 from llmserve.server.settings import Runtime as Runtime

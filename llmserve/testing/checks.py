@@ -10,10 +10,6 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import pytest
 
 from llmserve.builder.build import BuildResult, build
-from llmserve.certify.checks import CHECKS
-from llmserve.certify.examination import Budget, Examination
-from llmserve.certify.outcome import Broken, NotOffered, Undecided
-from llmserve.certify.triton import TritonEndpoint
 from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import ROLES
@@ -58,7 +54,6 @@ class RecipeChecks:
     options: ClassVar[Mapping[str, Any]] = {}
     prompts: ClassVar[Sequence[str]] = PROMPTS
     _unlimited: ClassVar[dict[str, bool]] = {}
-    _examinations: ClassVar[dict[tuple[str, ...], Examination]] = {}
     _alone: ClassVar[dict[tuple[str, str], tuple[str, Any, Any]]] = {}
 
     def _build(self, name: str, output: Path) -> BuildResult:
@@ -151,32 +146,6 @@ class RecipeChecks:
                 roles=("batching", "tokenizer"),
             )
         return message
-
-    def _holds(
-        self, check: str, triton: LiveTriton, name: str, *, roles: Sequence[str] = GENERATION
-    ) -> None:
-        """Run a check of ``llmserve certify``, without allowing for rounding."""
-        promise = next(known for known in CHECKS if known.name == check)
-        key = (triton.server.grpc_url, name, *self.prompts)
-        exam = self._examinations.get(key)
-        if exam is None:
-            endpoint = TritonEndpoint(triton.client, name, url=triton.server.grpc_url)
-            exam = Examination(endpoint, prompts=self.prompts, budget=Budget(10**9, 1e9))
-            # A recipe promises that answers without options are without chance.
-            exam.precision, exam.exact, exam.greedy_options = "float32", True, {}
-            exam.at_once = len(self.prompts)
-            self._examinations[key] = exam
-        try:
-            promise.run(exam)
-        except Broken as error:
-            broken = error
-        except (NotOffered, Undecided) as error:
-            pytest.skip(error.words)
-        else:
-            return
-        # Not while it is handled: pytest would print the first error as well.
-        words = f"{promise.promise}: {broken.words}"
-        self._fail(broken.expected, broken.got, promise=words, roles=roles)
 
     def _still_answers(self, triton: LiveTriton, name: str) -> None:
         answer = self._generate(triton, name, self.prompts[0], max_tokens=4)

@@ -15,6 +15,9 @@ from llmserve.repository.repository import Model
 from llmserve.testing.checks import ALL_ROLES, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
+_UNUSUAL = ("👩‍👩‍👧‍👦 and 🏳️‍🌈 are", "日本語のテキストは")
+"""Prompts whose answers may have characters of several tokens."""
+
 
 class BuildConformance(RecipeChecks):
     """What every recipe promises, whatever its models answer with."""
@@ -74,7 +77,11 @@ class RecipeConformance(BuildConformance):
         self._expect(manifest and manifest.exchange, exchange, promise=promise)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
-        self._holds("same-in-a-batch", triton, name)
+        alone = self._answers_alone(triton, name, self.prompts)
+        promise = "an answer is the same alone and beside others"
+        for _ in range(2):
+            together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
+            self._expect_each(self.prompts, alone, together, promise=promise)
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
@@ -100,7 +107,22 @@ class RecipeConformance(BuildConformance):
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
         self._needs_options(triton, name, "temperature", "seed")
-        self._holds("seed", triton, name)
+        options: dict[str, Any] = {"max_tokens": 16, "temperature": 2.0}
+        jobs = [(prompt, seed) for prompt in self.prompts for seed in (7, 8)]
+
+        def sampled(job: tuple[str, int]) -> str:
+            text: str = self._generate(triton, name, job[0], seed=job[1], **options).text
+            return text
+
+        alone = [sampled(job) for job in jobs]
+        if alone[::2] == alone[1::2]:
+            pytest.skip("another seed gives the same answers, so nothing can be seen")
+        self._expect_each(
+            [f"{prompt} (seed {seed})" for prompt, seed in jobs],
+            alone,
+            all_at_once(sampled, jobs),
+            promise="the same seed gives the same text, whatever runs beside it",
+        )
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With echoed prompts, every answer starts with its own prompt and contains no other."""
@@ -184,7 +206,16 @@ class RecipeConformance(BuildConformance):
         self._still_answers(triton, name)
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
-        self._holds("stream-joins", triton, name, roles=(*TEXT, "batching"))
+        prompts = (*self.prompts, *_UNUSUAL)
+        wholes = self._answers_alone(triton, name, prompts)
+        streams = all_at_once(lambda p: self._stream(triton, name, p, {"max_tokens": 16}), prompts)
+        self._expect_each(
+            prompts,
+            [(text, reason) for text, reason, _ in wholes],
+            streams,
+            promise="the pieces of a stream join to the whole answer",
+            roles=(*TEXT, "batching"),
+        )
 
 
 class ConstrainedConformance(RecipeConformance):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmserve.builder.store import Store
+from llmserve.server import find_servers
 from llmserve.testing.command import LLMSERVE, run
-from llmserve_cli.servers import find_servers
 from tests.contract.test_hub import COMMIT, Hub
 from tests.live.servers import eventually
 from tests.terminal import CTRL_C, Terminal

@@ -241,7 +241,7 @@ def test_a_broken_promise_is_reported_with_its_plugin(results: Mapping[str, str]
     lines = message.splitlines()
     assert lines[0].startswith(
         "recipe 'crowd' of plugin 'broken' (llmserve-broken 0.1.0) with patience_ms=50.0 breaks a "
-        "promise: an answer is the same alone and beside others: the answer to '"
+        "promise: an answer is the same alone and beside others (prompt '"
     )
     assert lines[1] == "  expected: ('bbbbbbbbbbbbbbbb', 'length', 16)"
     assert lines[2].startswith("  got:      ('")

@@ -22,7 +22,7 @@ from llmserve.plugins.options import Option
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Component, Recipe
 from llmserve.runtime import metrics as model_metrics
-from llmserve_cli.certify import FAILED as CERTIFY_FAILED
+from llmserve_certify.commands import FAILED as CERTIFY_FAILED
 from llmserve_cli.group import cli
 from llmserve_cli.interrupts import EXIT_CODE
 from llmserve_cli.main import BROKEN_PIPE

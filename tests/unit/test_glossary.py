@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 
 # Type aliases.
-TYPES = {"Value"}
+TYPES = {"Severity", "Value"}
 
 
 def public_classes() -> set[str]:

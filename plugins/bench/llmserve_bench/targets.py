@@ -58,11 +58,7 @@ class Target:
 
     @property
     def triton(self) -> Address:
-        """Where Triton listens; unless it is said, at consecutive ports: HTTP, gRPC, metrics."""
-        grpc = parse_url(self.url)
-        http = self.http_url or f"http://{grpc.host}:{grpc.port - 1}"
-        metrics = self.metrics_url or f"http://{grpc.host}:{grpc.port + 1}/metrics"
-        return Address(str(grpc), http, metrics)
+        return parse_url(self.url).triton(http=self.http_url or "", metrics=self.metrics_url or "")
 
     def counter(self) -> TokenCounter:
         return find_counter(self.repository, self.model, self.tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 from tritonclient import grpc as triton_grpc
 
-from llmserve.certify import Examination, run_checks
-from llmserve.certify.checkpoint import Checkpoint
-from llmserve.certify.checks import CHECKS
-from llmserve.certify.endpoint import Ask, Refusal, Reply, Subject
-from llmserve.certify.triton import TritonEndpoint
 from llmserve.demo import demo_model_path
 from llmserve.testing import LiveTriton
+from llmserve_certify.checkpoint import Checkpoint
+from llmserve_certify.checks import CHECKS
+from llmserve_certify.endpoint import Ask, Hostile, Refusal, Reply, Subject
+from llmserve_certify.examine import Examination, run_checks
+from llmserve_certify.triton import TritonEndpoint
 from tests.live.tutorials.configs import CONFIGS
-from tests.scripted import Scripted
 
 pytestmark = pytest.mark.long
 
@@ -52,7 +51,8 @@ _TRIES = {"sequence": 6, "falcon": 3}
 def listed_faults() -> dict[str, set[str]]:
     """Return the checks that must fail for each model, by the page's table."""
     named: dict[str, set[str]] = {}
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    page = PAGE.read_text(encoding="utf-8").partition("## The tutorials' own models")[2]
+    for line in page.splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip("|").split(" | ")]
         if len(cells) == 3 and cells[0] in CONFIGS:
             named.setdefault(cells[0], set()).add(cells[2])
@@ -89,14 +89,15 @@ def reference() -> Checkpoint:
     return Checkpoint("demo", demo_model_path(), {})
 
 
-class Sequences(Scripted):
+class Sequences:
     """The tutorial's client: it sends the whole text again for each token of an answer."""
 
+    kind, model, task = "Triton", "sequence", "generate"
+    chats = streams = False
     takes: frozenset[str] | None = frozenset({"max_tokens"})
 
     def __init__(self, triton: LiveTriton) -> None:
-        super().__init__(lambda prompt, asked: "")
-        self._url = triton.server.grpc_url
+        self.url = self._url = triton.server.grpc_url
         self._numbers = itertools.count(1)
 
     def ask(self, ask: Ask) -> Reply:
@@ -117,6 +118,30 @@ class Sequences(Scripted):
             raise Refusal(500, str(error)) from None
         piece: bytes = result.as_numpy("TEXT").flat[0]
         return piece.decode()
+
+    def pieces(self, ask: Ask) -> Generator[str, None, None]:
+        yield self.ask(ask).text
+
+    def hostile(self) -> Sequence[Hostile]:
+        return ()
+
+    def send(self, hostile: Hostile) -> Reply | None:
+        raise NotImplementedError
+
+    def curl(self, ask: Ask) -> str:
+        return ""
+
+    def hostile_curl(self, hostile: Hostile) -> str:
+        raise NotImplementedError
+
+    def values(self, texts: Sequence[str]) -> list[Any]:
+        raise NotImplementedError
+
+    def values_curl(self, texts: Sequence[str]) -> str:
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, str]:
+        return {}
 
 
 def endpoint_of(served: LiveTriton, model: str) -> Subject:

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from llmserve.client import BatchRequest, BatchRequests, answer_line, open_answers
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
+from llmserve.server import Running
 from llmserve_cli.batch_requests import LONGEST_PAUSE, Response, Server, _Tries
 from llmserve_cli.group import cli
-from llmserve_cli.servers import Running
 
 
 class Script(ThreadingHTTPServer):
@@ -251,7 +251,7 @@ def test_the_server_that_runs_here_is_found(
         )
         for name, model, url in (("a", "other", "http://127.0.0.1:9/v1"), ("b", "m", server.url))
     ]  # fmt: skip
-    monkeypatch.setattr("llmserve_cli.servers.find_servers", lambda: others)
+    monkeypatch.setattr("llmserve.server.running.find_servers", lambda: others)
     source = write(tmp_path / "in.jsonl", [request("0")])
     words = ["batch", str(source), str(tmp_path / "out")]
     assert CliRunner().invoke(cli, words, standalone_mode=False).exception is None

@@ -15,9 +15,9 @@ from llmserve.builder.plan import BuildSpec
 from llmserve.builder.store import Store
 from llmserve.errors import ConfigError
 from llmserve.plugins.registry import Registry
+from llmserve.server import Running
 from llmserve_cli import listing
 from llmserve_cli.group import cli
-from llmserve_cli.servers import Running
 
 
 def invoke(*words: str) -> Result:

@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llmserve.client import aio
+from llmserve.commands import print_table
+from llmserve.commands.tables import fold_table
 from llmserve.errors import UnreachableError, UsageError
 from llmserve.testing import ScriptedTriton
 from llmserve_cli import query as query_module
 from llmserve_cli.group import cli
-from llmserve_cli.terminal import fold_table, print_table
 
 
 def query(*words: str, stdin: str | bytes | None = None) -> Result:

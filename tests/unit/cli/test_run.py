@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from llmserve.commands import Status
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -20,11 +21,10 @@ from llmserve.errors import (
     ServerError,
     UsageError,
 )
+from llmserve.server import Running
 from llmserve_cli import run as run_module
 from llmserve_cli.beside import Beside, serving
 from llmserve_cli.group import cli
-from llmserve_cli.servers import Running
-from llmserve_cli.status import Status
 
 
 def invoke(*words: str, stdin: str = "") -> Result:

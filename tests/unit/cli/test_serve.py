@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from llmserve.server import Running
 from llmserve_cli import serve as serve_module
 from llmserve_cli.group import cli
 from llmserve_cli.openness import reach
-from llmserve_cli.servers import Running
 
 
 def test_a_port_in_use_names_the_serve_that_runs_here(

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from llmserve.texts import printable
+from llmserve.commands import printable
 from llmserve_cli.terminal import typing_kept
 
 JOB = """

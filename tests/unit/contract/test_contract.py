@@ -95,8 +95,6 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
 
 
 USES = {
-    "llmserve.certify.checks.sampling": "values to try",
-    "llmserve.certify.openai": "those that servers take under names of their own",
     "llmserve.runtime.answer.constrained": "what it constrains with, and what conflicts with that",
     "llmserve.testing.checks": "values to try",
     "llmserve.testing.logprobs": "values to try",

@@ -1,0 +1,11 @@
+from llmserve.commands.completion import built_models as built_models
+from llmserve.commands.completion import stored_models as stored_models
+from llmserve.commands.options import asks_a_server as asks_a_server
+from llmserve.commands.options import assigned as assigned
+from llmserve.commands.options import selects_a_server as selects_a_server
+from llmserve.commands.places import check_file as check_file
+from llmserve.commands.places import check_folder as check_folder
+from llmserve.commands.status import Status as Status
+from llmserve.commands.tables import print_json as print_json
+from llmserve.commands.tables import print_table as print_table
+from llmserve.texts import printable as printable

@@ -1,0 +1,228 @@
+"""A server with OpenAI's API, as something to examine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from llmserve.client import OpenAIApi
+from llmserve.runtime.contract import GENERATE
+from llmserve_certify.endpoint import (
+    Ask,
+    Gone,
+    Hostile,
+    Malformed,
+    Refusal,
+    Reply,
+    curl,
+    without_password,
+)
+from llmserve_certify.openai_answers import (
+    StreamPart,
+    error_words,
+    joined,
+    read_answer,
+    read_part,
+    read_vectors,
+)
+
+if TYPE_CHECKING:
+    from llmserve_certify.encoder import Vector
+
+_FORMS = {"json_schema", "choice", "regex"}
+
+
+class OpenAIEndpoint:
+    """``v1/completions`` and ``v1/chat/completions`` of one server."""
+
+    kind = "OpenAI API"
+    streams = True
+    takes: frozenset[str] | None = None
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        timeout: float = 120.0,
+        *,
+        always: Mapping[str, Any] | None = None,
+        task: str = GENERATE,
+    ) -> None:
+        # The part before an @ is sent nowhere.
+        self._api = OpenAIApi(without_password(url))
+        self.url, self.model, self.chats = self._api.url, model, True
+        self._timeout, self._always, self.task = timeout, dict(always or {}), task
+        self._counts_in_streams = True
+        self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
+
+    def describe(self) -> dict[str, str]:
+        said = {}
+        root = self.url.rpartition("/v1")[0] or self.url
+        unread = (ValueError, LookupError, TypeError, AttributeError, RecursionError, Refusal, Gone)
+        with suppress(*unread):
+            said["version"] = str(self._get(f"{root}/version")["version"])
+        with suppress(*unread):
+            said["owned_by"] = str(self._get(f"{self.url}/models")["data"][0]["owned_by"])
+        return said
+
+    def _get(self, url: str) -> Any:
+        with closing(self._open(url, None)) as opened:
+            return json.loads(self._read(opened.response))
+
+    def ask(self, ask: Ask) -> Reply:
+        with closing(self._send(ask)) as opened:
+            if ask.stream:
+                return joined(self._parts(opened.response))
+            return read_answer(self._read(opened.response))
+
+    def _send(self, ask: Ask) -> _Opened:
+        # Others may find out meanwhile.
+        counts = self._counts_in_streams
+        try:
+            return self._open(*self._body(ask, counts=counts))
+        except Refusal as error:
+            if not (ask.stream and counts) or error.is_about_server:
+                raise
+        # Triton's own frontend of 24.11 refuses every field that it does not know.
+        opened = self._open(*self._body(ask, counts=False))
+        self._counts_in_streams = False
+        return opened
+
+    def pieces(self, ask: Ask) -> Generator[str, None, None]:
+        with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as opened:
+            for part in self._parts(opened.response):
+                yield from part.texts
+
+    def curl(self, ask: Ask) -> str:
+        path, body = self._body(ask)
+        return self._curl(path, json.dumps(body, ensure_ascii=False), stream=ask.stream)
+
+    def _curl(self, url: str, body: str, *, stream: bool = False) -> str:
+        key = self._api.key_variable if "authorization" in self._api.headers() else ""
+        return curl(url, body, stream=stream, key=key)
+
+    def hostile(self) -> Sequence[Hostile]:
+        plain = {"model": self.model, "prompt": "Hello", "max_tokens": 4}
+        wrong: Mapping[str, dict[str, Any]] = {
+            "max_tokens as a text": {**plain, "max_tokens": "many"},
+            "a negative max_tokens": {**plain, "max_tokens": -5},
+            "a negative temperature": {**plain, "temperature": -1},
+            "a top_p above 1": {**plain, "top_p": 7.5},
+            "an object as the prompt": {**plain, "prompt": {"a": 1}},
+            "stop words that are numbers": {**plain, "stop": [1, 2]},
+            "no model": {"prompt": "Hello", "max_tokens": 4},
+            "a model that is not there": {**plain, "model": f"{self.model}-not-there"},
+        }
+        # A server of one model may take any name, or none.
+        lenient = {"no model", "a model that is not there"}
+        bodies = [
+            Hostile(name, json.dumps(body).encode(), None, name not in lenient)
+            for name, body in wrong.items()
+        ]
+        return (
+            Hostile("no JSON", b'{"model": ', None, True),
+            Hostile("a list instead of an object", b"[]", None, True),
+            Hostile("bytes that are not UTF-8", b'{"prompt": "\xff\xfe"}', None, True),
+            *bodies,
+        )
+
+    def send(self, hostile: Hostile) -> Reply | None:
+        with closing(self._open(f"{self.url}/completions", hostile.body)) as opened:
+            data = self._read(opened.response)
+        with suppress(Malformed):
+            return read_answer(data)
+        return None
+
+    def hostile_curl(self, hostile: Hostile) -> str:
+        return self._curl(f"{self.url}/completions", hostile.body.decode(errors="backslashreplace"))
+
+    def values(self, texts: Sequence[str]) -> list[Vector]:
+        body = self._values_body(texts)
+        with closing(self._open(f"{self.url}/embeddings", body)) as opened:
+            return read_vectors(self._read(opened.response))
+
+    def values_curl(self, texts: Sequence[str]) -> str:
+        body = json.dumps(self._values_body(texts), ensure_ascii=False)
+        return self._curl(f"{self.url}/embeddings", body)
+
+    def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
+        return {**self._always, "model": self.model, "input": list(texts)}
+
+    def _body(self, ask: Ask, *, counts: bool | None = None) -> tuple[str, dict[str, Any]]:
+        options = {**self._always, **ask.options}
+        forms = {name: options.pop(name) for name in _FORMS & options.keys()}
+        count = options.pop("logprobs", None)
+        if ask.messages:
+            options["messages"] = list(ask.messages)
+        usage = self._counts_in_streams if counts is None else counts
+        request = self._api.request(self.model, ask.prompt, options, stream=ask.stream, usage=usage)
+        body = json.loads(request.body or b"")
+        if count is not None:
+            body |= (
+                {"logprobs": True, "top_logprobs": count} if ask.messages else {"logprobs": count}
+            )
+        if schema := forms.pop("json_schema", None):
+            named = {"name": "answer", "schema": schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        if forms:
+            # What vLLM calls it; OpenAI's API has no field for these.
+            body["structured_outputs"] = forms
+        return request.url, body
+
+    def _open(self, url: str, body: Mapping[str, Any] | bytes | None) -> _Opened:
+        connection = self._connection_type(self._api.host, self._api.port, timeout=self._timeout)
+        try:
+            if body is None:
+                connection.request("GET", urlsplit(url).path, headers=self._api.headers())
+            else:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                connection.request("POST", urlsplit(url).path, data, self._api.headers())
+            response = connection.getresponse()
+            if response.status == 200:
+                return _Opened(connection, response)
+            words = error_words(self._read(response)) or f"status {response.status}"
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise Gone(f"no answer from {self.url}: {_reason(error)}") from None
+        connection.close()
+        raise Refusal(response.status, words)
+
+    @staticmethod
+    def _read(response: HTTPResponse) -> bytes:
+        try:
+            return response.read()
+        except (OSError, HTTPException) as error:
+            raise Gone(f"the answer broke off: {_reason(error)}") from None
+
+    def _parts(self, response: HTTPResponse) -> Iterator[StreamPart]:
+        try:
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield read_part(data)
+        except (OSError, HTTPException) as error:
+            raise Gone(f"the stream broke off: {_reason(error)}") from None
+        raise Gone("the stream ended without [DONE]")
+
+
+def _reason(error: Exception) -> str:
+    # What a server sends instead of a response may have control characters.
+    words = getattr(error, "strerror", None) or error
+    return repr(str(words))[1:-1] or type(error).__name__
+
+
+class _Opened(NamedTuple):
+    connection: HTTPConnection
+    response: HTTPResponse
+
+    def close(self) -> None:
+        # The response has the socket, which stays open as long as either does.
+        self.response.close()
+        self.connection.close()

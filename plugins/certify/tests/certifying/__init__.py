@@ -1,0 +1,1 @@
+"""Tests of checks, mostly against a server of hashes that has one fault."""
