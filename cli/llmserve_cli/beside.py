@@ -37,7 +37,7 @@ class Beside:
 
     def server(self) -> Running | None:
         """Return it as other commands find it, once its frontends run too."""
-        servers = (s for s in find_servers() if s.status.get("pid") == self.process.pid)
+        servers = (s for s in find_servers() if s.report.pid == self.process.pid)
         # It has an address from then on: its port is any free one.
         return next((server for server in servers if server.url), None)
 
@@ -59,11 +59,9 @@ class Beside:
         raise error
 
     def _refuse_while_loading(self) -> None:
-        from llmserve.server.keep.health import is_alive
-
         server = None if self.is_starting else self.server()
-        if server is not None and not is_alive(server.state):
-            reasons = [model["why"] for model in server.status.get("models", ())]
+        if server is not None and not server.is_answering:
+            reasons = [model.why for model in server.report.models]
             why = next(filter(None, reasons), "llmserve status shows more")
             raise ModelNotReadyError(
                 f"the server is {server.state} ({why})", hint="say it again in a moment"

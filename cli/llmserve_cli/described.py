@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import LLMServeError
 from llmserve.server import Running
 from llmserve_cli.listing import folder_size
@@ -19,42 +21,61 @@ _SECONDS = 2.0
 """How long a model has to say its context; a busy one may be silent longer."""
 
 
-def described(server: Running) -> dict[str, Any]:
-    """Return a server's status with plugin, size and context of its models.
+@dataclass(frozen=True)
+class Description:
+    """What a model is; what is not known, as of one that somebody else built, is None."""
+
+    plugin: str | None = None
+    disk: int = 0
+    """The bytes of its files."""
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Described:
+    """A server's report, with what its models are."""
+
+    report: ServerReport
+    models: Mapping[str, Description]
+
+    def of(self, name: str) -> Description:
+        return self.models.get(name, Description())
+
+    def to_json(self) -> dict[str, Any]:
+        content = self.report.to_json()
+        models = ({**model, **asdict(self.of(model["name"]))} for model in content["models"])
+        return {**content, "models": [*models]}
+
+
+def described(server: Running) -> Described:
+    """Return a server's report with plugin, size and context of its models.
 
     Those of its repository that it has not loaded are models as well, which are unloaded.
     """
     from llmserve.repository.repository import Repository
 
-    if "models" not in server.status:
-        return server.status
+    if server.is_silent:
+        return Described(server.report, {})
     repository = Repository.open(server.repository)
     parts = {part for model in repository for part in model.parts}
-    others = [
-        {"name": model.name, "state": "unloaded", "why": "", "restarts": 0,
-         "note": f"llmserve reload {model.name} loads it"}
+    others = (
+        ModelReport(model.name, State.UNLOADED, note=f"llmserve reload {model.name} loads it")
         for model in repository
         if (model.folder / "config.pbtxt").is_file() and model.name not in server.models
         and model.name not in parts
-    ]  # fmt: skip
-    models = [*server.status["models"], *others]
-    answering = [model["name"] for model in models if model["state"] == "ready"]
+    )  # fmt: skip
+    report = replace(server.report, models=(*server.report.models, *others))
+    answering = [model.name for model in report.models if model.state is State.READY]
     contexts = asyncio.run(_contexts(server.url, answering))
-    return {
-        **server.status,
-        "models": [{**model, **_of(repository, model["name"], contexts)} for model in models],
-    }
+    names = [model.name for model in report.models]
+    return Described(report, {name: _of(repository, name, contexts) for name in names})
 
 
-def _of(repository: Repository, name: str, contexts: dict[str, int | None]) -> dict[str, Any]:
-    """Return what a model is; what is not known, as of one that somebody else built, is None."""
+def _of(repository: Repository, name: str, contexts: dict[str, int | None]) -> Description:
     manifest = repository.model(name).manifest
     folders = [repository.path / part for part in repository.with_parts([name])]
-    return {
-        "plugin": manifest.recipe if manifest else None,
-        "disk": folder_size(folders),
-        "context": contexts.get(name),
-    }
+    recipe = manifest.recipe if manifest else None
+    return Description(recipe, folder_size(folders), contexts.get(name))
 
 
 async def _contexts(url: str, names: Sequence[str]) -> dict[str, int | None]:

@@ -111,5 +111,5 @@ def _unload(server: Running, model: str) -> None:
     except ServerError as error:
         raise ServerError(
             f"{model} is served at {server.url}: {error.problem}",
-            hint=f"stop `llmserve serve` (process {server.status.get('pid')}) first",
+            hint=f"stop `llmserve serve` (process {server.report.pid}) first",
         ) from None

@@ -159,10 +159,8 @@ def _served(
 
 def _already(stored: StoredModel) -> Running | None:
     """Return a server that has this model and answers, or waits only to be loaded."""
-    from llmserve.server.keep.health import is_alive
-
     for server in find_servers():
-        if server.serves(stored.name, stored.repository) and server.url and is_alive(server.state):
+        if server.serves(stored.name, stored.repository) and server.url and server.is_answering:
             return server
     return None
 
@@ -212,5 +210,5 @@ def _is_free(port: int, name: str) -> bool:
 
 
 def _where(server: Running) -> str:
-    frontends = [f"{each['name']} {each['url']}" for each in server.status.get("frontends", ())]
+    frontends = [f"{each.name} {each.url}" for each in server.report.frontends]
     return ", ".join([*frontends, f"grpc {server.url}"])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from llmserve.commands import built_models, print_json, print_table, selects_a_server
+from llmserve.contract.report import FrontendReport, ModelReport, PartReport, ServerReport
 from llmserve.errors import ModelNotReadyError
 from llmserve.server import find_one, find_servers, none_runs
 from llmserve_cli.terminal import size_in_words
 
-_WELL = ("ready", "unloaded")
-"""The states of models that answer, if need be after they are loaded."""
+if TYPE_CHECKING:
+    from llmserve_cli.described import Described
 
 
 @click.command()
@@ -35,18 +37,18 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
         raise none_runs(url, repository)
     from llmserve_cli.described import described
 
-    reports = [described(server) for server in servers]
+    all_described = [described(server) for server in servers]
     if as_json:
-        print_json({"servers": reports})
+        print_json({"servers": [each.to_json() for each in all_described]})
     else:
-        for server, report in zip(servers, reports, strict=True):
-            log = server.status.get("log")
-            words = [server.status.get("runtime"), server.state, server.status.get("repository")]
-            words += [f"log in {log}"] if log else []
+        for server, each in zip(servers, all_described, strict=True):
+            report = server.report
+            words = [report.runtime, server.state, report.repository]
+            words += [f"log in {report.log}"] if report.log else []
             click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
-            print_table(_table(report))
-    items = [item for server in servers for item in _items(server.status)]
-    not_ready = [item["name"] for item in items if item["state"] not in _WELL]
+            print_table(_table(each))
+    items = [item for server in servers for item in _items(server.report)]
+    not_ready = [item.name for item in items if not item.state.is_well]
     not_ready += [server.process() for server in servers if server.is_silent]
     if not_ready:
         raise ModelNotReadyError(f"not ready: {', '.join(not_ready)}")
@@ -95,32 +97,38 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
     click.echo(f"llmserve: {model} is unloaded", err=True)
 
 
-def _table(server: dict[str, Any]) -> list[list[str]]:
+def _table(described: Described) -> list[list[str]]:
     """Return the rows that show a server; with memory, if it loads its models on demand."""
-    on_demand = bool(server.get("on_demand"))
+    on_demand = described.report.on_demand
     memory = ["MEMORY"] if on_demand else []
     rows = [["", "STATE", "PLUGIN", "SIZE", *memory, "CONTEXT", "RESTARTS", ""]]
-    for item in _items(server):
-        note = item["why"] or item.get("failing") or item.get("note") or item.get("url", "")
-        notes = [*(["pinned"] if item.get("pinned") else []), *([note] if note else [])]
-        disk = size_in_words(item["disk"]) if item.get("disk") else ""
-        memory = [size_in_words(item["size"]) if item.get("loaded") else ""] if on_demand else []
+    for item in _items(described.report):
+        # One of a replica has its number in brackets.
+        known = described.of(item.name.partition(" ")[0])
+        notes, memory = [item.why], [""] if on_demand else []
+        if isinstance(item, ModelReport):
+            notes = [item.why or item.failing or item.note]
+            if (demand := item.demand) is not None:
+                notes = ["pinned" if demand.pinned else "", *notes]
+                memory = [size_in_words(demand.size) if demand.loaded else ""]
+        elif isinstance(item, FrontendReport):
+            known, notes = described.of(""), [item.why or item.url]
         rows.append([
-            item["name"], item["state"], item.get("plugin") or "", disk, *memory,
-            str(item.get("context") or ""), str(item["restarts"]), ", ".join(notes),
+            item.name, item.state.value, known.plugin or "",
+            size_in_words(known.disk) if known.disk else "", *memory,
+            str(known.context or ""), str(item.restarts), ", ".join(filter(None, notes)),
         ])  # fmt: skip
     return rows
 
 
-def _items(server: dict[str, Any]) -> list[dict[str, Any]]:
+def _items(server: ServerReport) -> list[PartReport]:
     """Return the models and frontends of a server; models of replicas have a replica number."""
-    replicas = server.get("replicas", ())
-    known = {model["name"]: model for model in server["models"]}
+    known = {model.name: model for model in server.models}
     models = [
-        {**known[model["name"]], **model, "name": f"{model['name']} ({number})"}
-        for number, replica in enumerate(replicas, start=1)
-        for model in replica["models"]
+        replace(model, name=f"{model.name} ({number})", demand=known[model.name].demand)
+        for number, replica in enumerate(server.replicas, start=1)
+        for model in replica.models
     ]
-    served = {model["name"] for replica in replicas for model in replica["models"]}
+    served = {model.name for replica in server.replicas for model in replica.models}
     others = [model for name, model in known.items() if name not in served]
-    return [*models, *others, *server["frontends"]]
+    return [*models, *others, *server.frontends]

@@ -1,4 +1,11 @@
 from llmserve.contract.address import Address as Address
+from llmserve.contract.report import FrontendReport as FrontendReport
+from llmserve.contract.report import ModelReport as ModelReport
+from llmserve.contract.report import OnDemandReport as OnDemandReport
+from llmserve.contract.report import PartReport as PartReport
+from llmserve.contract.report import ReplicaReport as ReplicaReport
+from llmserve.contract.report import ServerReport as ServerReport
+from llmserve.contract.report import State as State
 from llmserve.server.keep import health as health
 from llmserve.server.keep.control import ask as ask
 from llmserve.server.keep.demand import OnDemand as OnDemand

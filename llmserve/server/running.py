@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from llmserve.contract.report import ServerReport, State
 from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 from llmserve.names import is_model_name
 
@@ -19,34 +19,37 @@ class Running:
     """A ``serve`` process: its control socket, and what it reports there."""
 
     socket: Path
-    status: dict[str, Any]
+    report: ServerReport
 
     @property
     def url(self) -> str:
         """The gRPC address; empty while it is not known yet."""
-        return str(self.status.get("url", ""))
+        return self.report.url
 
     @property
     def repository(self) -> Path:
-        return Path(self.status.get("repository", ""))
+        return Path(self.report.repository)
 
     @property
-    def models(self) -> dict[str, str]:
+    def models(self) -> dict[str, State]:
         """The state of each model."""
-        return {model["name"]: model["state"] for model in self.status.get("models", ())}
+        return {model.name: model.state for model in self.report.models}
 
     @property
     def state(self) -> str:
-        return "stopping" if self.status.get("stopping") else str(self.status.get("state"))
+        """Its state in words."""
+        return "stopping" if self.report.stopping else self.report.state.value
+
+    @property
+    def is_answering(self) -> bool:
+        return self.report.state.answers and not self.report.stopping
 
     @property
     def is_silent(self) -> bool:
-        from llmserve.server.keep.control import SILENT
-
-        return self.state == SILENT
+        return self.report.state is State.SILENT
 
     def process(self) -> str:
-        return f"process {self.status.get('pid')}"
+        return f"process {self.report.pid}"
 
     def serves(self, model: str, repository: Path) -> bool:
         return self.repository == repository.resolve() and model in self.models
@@ -58,11 +61,9 @@ class Running:
     def refuse_unloaded(self, model: str) -> None:
         """Raise if it could answer for a model, and has not loaded it."""
         state = self.models.get(model)
-        if state != "unloaded" and (state is not None or not self.has_built(model)):
+        if state is not State.UNLOADED and (state is not None or not self.has_built(model)):
             return
-        words = (
-            "its OpenAI API loads it on demand, or" if self.status.get("on_demand") else "load it:"
-        )
+        words = "its OpenAI API loads it on demand, or" if self.report.on_demand else "load it:"
         raise ModelNotReadyError(
             f"{model!r} is not loaded in the server {self.url}",
             hint=f"{words} llmserve reload {model}",
@@ -70,14 +71,13 @@ class Running:
 
     def frontend(self, name: str) -> str:
         """Return the address of one of its frontends; empty if it has none of this name."""
-        urls = {each["name"]: each.get("url", "") for each in self.status.get("frontends", ())}
-        return str(urls.get(name, ""))
+        return next((each.url for each in self.report.frontends if each.name == name), "")
 
     def has_url(self, url: str) -> bool:
-        return url in (self.url, *(replica["url"] for replica in self.status.get("replicas", ())))
+        return url in (self.url, *(replica.url for replica in self.report.replicas))
 
     def __str__(self) -> str:
-        of = f" of {self.repository}" if "repository" in self.status else ""
+        of = f" of {self.repository}" if self.report.repository else ""
         return f"{self.url or self.process()}{of}"
 
 
@@ -87,7 +87,7 @@ def find_servers(url: str | None = None, repository: Path | None = None) -> list
     from llmserve.server.keep.control import running_servers
 
     address = str(parse_url(url)) if url else None
-    servers = [Running(path, status) for path, status in running_servers()]
+    servers = [Running(path, report) for path, report in running_servers()]
     if address:
         servers = [server for server in servers if server.has_url(address)]
     if repository:
@@ -157,10 +157,8 @@ def url_for(model: str, url: str | None, repository: Path | None) -> str | None:
         return None
     if not servers:
         raise none_runs(repository=repository)
-    from llmserve.server.keep.health import is_alive
-
     server = choose(servers, model)
-    if not is_alive(server.state):
+    if not server.is_answering:
         raise ModelNotReadyError(
             f"the server {server} is {server.state}",
             hint="wait until `llmserve status` shows ready",

@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def serving(home: Path) -> list[int]:
     """Return the processes of the servers that serve a model of this store."""
     return [
-        int(server.status["pid"])
+        server.report.pid
         for server in find_servers()
         if server.repository.is_relative_to(home.resolve())
     ]

@@ -29,6 +29,7 @@ from pathlib import Path
 import aiohttp
 
 from llmserve import build
+from llmserve.contract.report import ModelReport, State
 from llmserve.server import ask
 from llmserve.server.keep.control import running_servers
 from tests.live.servers import RAISES, WORDS, Serving, repository
@@ -164,9 +165,9 @@ def _sampled(serve: Serving, usage: Usage) -> Iterator[None]:
         thread.join()
 
 
-def _status(serve: Serving) -> dict[str, dict[str, float]]:
-    socket = next(p for p, status in running_servers() if status["pid"] == serve.process.pid)
-    return {model["name"]: model for model in ask(socket, {"do": "status"})["models"]}
+def _status(serve: Serving) -> dict[str, ModelReport]:
+    socket = next(p for p, status in running_servers() if status.pid == serve.process.pid)
+    return {model.name: model for model in ask(socket, {"do": "status"}).models}
 
 
 def soak(
@@ -222,10 +223,11 @@ def _check(
     if missing := {*names} - {BROKEN} - outcome.loads.keys():
         outcome.problems.append(f"never loaded: {', '.join(sorted(missing))}")
     states = _status(serve)
-    if loaded := sum(bool(states[name]["loaded"]) for name in names) > place:
+    demands = [demand for name in names if (demand := states[name].demand)]
+    if (loaded := sum(demand.loaded for demand in demands)) > place:
         outcome.problems.append(f"{loaded} models are loaded at the end")
-    if BROKEN in names and str(states[BROKEN]["state"]) != "failed":
-        outcome.problems.append(f"the broken model is {states[BROKEN]['state']}")
+    if BROKEN in names and states[BROKEN].state is not State.FAILED:
+        outcome.problems.append(f"the broken model is {states[BROKEN].state.value}")
 
 
 def words(folder: Path, count: int) -> Path:

@@ -21,14 +21,14 @@ from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
+from llmserve.contract.report import ServerReport, State
 from llmserve.errors import LLMServeError, ServerError
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Handler = Callable[[Mapping[str, Any]], Awaitable[ServerReport]]
+"""Carries out a request, and returns what there is to report then."""
 Follower = Callable[[Mapping[str, Any]], AsyncGenerator[Mapping[str, Any], None]]
 """Answers a request with several lines; it is closed when the client has gone."""
 
-SILENT = "not answering"
-"""The state of a server that was stopped, or hangs."""
 _MAX_LINE = 65536
 _TIMEOUT = 5.0
 
@@ -121,7 +121,7 @@ async def listening(
                 with suppress(asyncio.CancelledError):
                     await _follow(follower(request), reader, writer)
                 return
-            response = await answer(request)
+            response = (await answer(request)).to_json()
         except (LLMServeError, OSError) as error:
             response = {"error": str(error)}
         except (ValueError, TypeError, AttributeError):
@@ -181,15 +181,15 @@ def announced(answer: Handler) -> Iterator[Path]:
         thread.join()
 
 
-def ask(path: Path, request: Mapping[str, Any], timeout: float | None = _TIMEOUT) -> dict[str, Any]:
+def ask(path: Path, request: Mapping[str, Any], timeout: float | None = _TIMEOUT) -> ServerReport:
     """Send a request to a ``serve`` process; raise if it refuses or does not answer."""
     try:
         response = _exchange(path, request, timeout)
+        if "error" not in response:
+            return ServerReport.from_json(response)
     except (OSError, ValueError) as error:
         raise ServerError(f"no `llmserve serve` answers at {path} ({error})") from None
-    if "error" in response:
-        raise ServerError(response["error"])
-    return response
+    raise ServerError(response["error"])
 
 
 def _exchange(path: Path, request: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _exchange(path: Path, request: Mapping[str, Any], timeout: float | None) -> 
     return response
 
 
-def running_servers() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the socket and the status of every ``serve`` process of this user.
+def running_servers() -> Iterator[tuple[Path, ServerReport]]:
+    """Yield the socket and the report of every ``serve`` process of this user.
 
     The sockets of processes that were killed are removed. Of one that does not answer, because it
     was stopped, only its number is known.
@@ -213,14 +213,12 @@ def running_servers() -> Iterator[tuple[Path, dict[str, Any]]]:
     folders = [folder for folder in _candidates() if _is_private(folder)]
     for path in sorted(path for folder in folders for path in folder.glob("*.sock")):
         try:
-            status = _exchange(path, {"do": "status"}, _TIMEOUT)
+            status = ServerReport.from_json(_exchange(path, {"do": "status"}, _TIMEOUT))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
         except TimeoutError:
-            pid = path.name.partition("-")[0]
-            yield path, {"pid": pid, "state": SILENT, "models": [], "frontends": []}
+            yield path, ServerReport(State.SILENT, pid=int(path.name.partition("-")[0]))
         except (OSError, ValueError):
             continue
         else:
-            if "error" not in status:
-                yield path, status
+            yield path, status

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from llmserve.contract.failures import back_off
+from llmserve.contract.report import OnDemandReport
 from llmserve.errors import LLMServeError, ModelNotReadyError, NotLoadedError, reason
 from llmserve.names import near
 
@@ -298,19 +299,19 @@ class Demand:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def report(self, name: str) -> dict[str, Any]:
-        """Return what ``llmserve status`` shows of a model, besides its state."""
+    def report(self, name: str) -> OnDemandReport | None:
+        """Return what ``llmserve status`` shows of a model on offer, besides its state."""
         if (model := self._models.get(name)) is None:
-            return {}
+            return None
         left = model.retry_at - self._clock()
-        return {
-            "loaded": self._loader.is_loaded(name) and model.task is None,
-            "size": int(self._loader.size(name)),
-            "pinned": model.pinned,
-            "waited_for": bool(model.waiting),
-            **({"load_seconds": round(model.seconds, 3)} if model.seconds is not None else {}),
-            **({"retry_after": int(left) + 1} if left > 0 else {}),
-        }
+        return OnDemandReport(
+            loaded=self._loader.is_loaded(name) and model.task is None,
+            size=int(self._loader.size(name)),
+            pinned=model.pinned,
+            waited_for=bool(model.waiting),
+            load_seconds=None if model.seconds is None else round(model.seconds, 3),
+            retry_after=int(left) + 1 if left > 0 else None,
+        )
 
     # Decisions
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from llmserve.contract.report import State
 from llmserve.server.find.launch import POLL
 from llmserve.server.keep.kept import Kept, KeptModel
-from llmserve.server.keep.states import State, Watch
+from llmserve.server.keep.states import Watch
 from llmserve.server.run.activity import Stops
 from llmserve.server.run.machine import resources
 from llmserve.server.workarounds import DEATH_REPORTED

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
+from llmserve.contract.report import State as State
 from llmserve.contract.tasks import GENERATE
 from llmserve.contract.tensors import TEXT_PAIR
 from llmserve.errors import (
@@ -24,7 +25,6 @@ from llmserve.errors import (
     UsageError,
 )
 from llmserve.server.keep.states import MISSES
-from llmserve.server.keep.states import State as State
 from llmserve.server.keep.states import Watch as Watch
 from llmserve.server.run.activity import BUSY
 
@@ -75,14 +75,6 @@ class Asking(Protocol):
         timeout: float | None = None,
         **options: Any,
     ) -> Any: ...
-
-
-_ALIVE = {state.value for state in State if Watch("", state=state).alive}
-
-
-def is_alive(state: str) -> bool:
-    """Return whether a model or server that reports this state serves requests."""
-    return state in _ALIVE
 
 
 async def ask_for_token(client: Asking, model: str, timeout: float) -> None:

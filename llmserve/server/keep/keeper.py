@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from llmserve.contract.report import ReplicaReport
 from llmserve.errors import ServerError, reason
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.detect import Detector
@@ -72,13 +74,11 @@ class Keeper:
         """Whether Triton is expected to answer."""
         return self.kept.triton.alive
 
-    def status(self) -> dict[str, Any]:
-        """Return the states of Triton and of its models, as ``llmserve status --json`` does."""
-        status = self.kept.status()
-        for model in status["models"]:
-            if why := self._monitor.failing(model["name"]):
-                model["failing"] = why
-        return status
+    def report(self) -> ReplicaReport:
+        """Return the states of Triton and of its models."""
+        report, failing = self.kept.report(), self._monitor.failing
+        models = (replace(model, failing=failing(model.name)) for model in report.models)
+        return replace(report, models=tuple(models))
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, or cannot be loaded, and why."""

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from llmserve.contract.report import ModelReport, ReplicaReport, State
 from llmserve.repository.repository import Repository
-from llmserve.server.keep.states import State, Watch
+from llmserve.server.keep.states import Watch
 from llmserve.server.run.ends import End
 from llmserve.server.run.log import ServerLog
 from llmserve.server.server import Server
@@ -52,8 +52,10 @@ class KeptModel(Watch):
             self.note = f"{folder} is gone: llmserve unload {self.name}, or build it again"
             self.notify(f"{self.name}: {self.note}")
 
-    def report(self) -> dict[str, Any]:
-        return {**super().report(), **({"note": self.note} if self.note else {})}
+    def report(self) -> ModelReport:
+        return ModelReport(
+            self.name, self.state, self.why, self.restarts, self.code, note=self.note
+        )
 
 
 @dataclass
@@ -100,8 +102,7 @@ class Kept:
 
     def own_parts(self, name: str) -> list[str]:
         """Return the parts of a model that no other one that is loaded has."""
-        down = (State.UNLOADED, State.FAILED)
-        others = [m for m in self.models.values() if m.name != name and m.state not in down]
+        others = [m for m in self.models.values() if m.name != name and not m.state.is_down]
         needed = {part for other in others for part in (*other.parts, *other.former)}
         model = self.models.get(name)
         own = (*model.parts, *model.former) if model else ()
@@ -144,16 +145,12 @@ class Kept:
         watches = [self.triton, *self.models.values()]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
 
-    def status(self) -> dict[str, Any]:
-        return {
-            "url": self.server.grpc_url,
-            "http": self.server.http_url,
-            "runtime": self.server.runtime,
-            "log": str(self.server.log_file),
-            "state": self.triton.state.value,
-            "restarts": self.triton.restarts,
-            "models": [
-                {**model.report(), "loads": self.log.loads[model.name]}
-                for model in self.models.values()
-            ],
-        }
+    def report(self) -> ReplicaReport:
+        models = (
+            replace(model.report(), loads=self.log.loads[model.name])
+            for model in self.models.values()
+        )
+        return ReplicaReport(
+            self.triton.state, self.server.grpc_url, self.server.http_url, self.server.runtime,
+            str(self.server.log_file), self.triton.restarts, self.triton.why, tuple(models),
+        )  # fmt: skip

@@ -7,15 +7,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llmserve.contract.report import State
 from llmserve.contract.tasks import GENERATE, PARAMETER
 from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import KeptModel
-from llmserve.server.keep.states import State
 from llmserve.server.run.machine import expected_memory
 
-_DOWN = (State.UNLOADED, State.FAILED)
 _Build = tuple[str, int, int]
 """A model, and what tells its folder from that of another build."""
 _PATIENCE = 60.0
@@ -44,7 +43,7 @@ class ReplicaLoader:
         self._loaded: dict[str, _Loaded] = {}
 
     def is_loaded(self, name: str) -> bool:
-        return any(model.state not in _DOWN for model in self._of(name))
+        return any(not model.state.is_down for model in self._of(name))
 
     def why_it_failed(self, name: str) -> str:
         states = self._of(name)
@@ -149,7 +148,7 @@ class ReplicaLoader:
         self.measure()
 
     async def unload(self, name: str) -> None:
-        keepers = [k for k in self._serving() if k.kept.models[name].state not in _DOWN]
+        keepers = [k for k in self._serving() if not k.kept.models[name].state.is_down]
         await asyncio.gather(*(keeper.put_away(name) for keeper in keepers))
         self._now.pop(name, None)
         self._loaded.pop(name, None)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from llmserve.contract.report import State
 from llmserve.errors import ServerError
 from llmserve.names import near
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
 from llmserve.server.keep.reload import Reloader
-from llmserve.server.keep.states import State
 from llmserve.server.keep.work import Work
 from llmserve.server.server import Server
 

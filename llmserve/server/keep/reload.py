@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from llmserve.contract.report import State
 from llmserve.errors import ServerError, UsageError
 from llmserve.server.keep.kept import Kept, KeptModel
-from llmserve.server.keep.states import State
 
 
 class Reloader:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from llmserve.contract.report import State
 from llmserve.errors import LLMServeError, ServerError
 from llmserve.server.keep.kept import Kept, KeptModel
-from llmserve.server.keep.states import State
 from llmserve.server.run.readiness import ModelsFailedError
 from llmserve.server.settings import ServerSettings
 from llmserve.server.startup import start
@@ -57,8 +57,7 @@ class Restarter:
             if model.state is not State.UNLOADED and not kept.folder(model.name).is_dir():
                 # Alone, so that it does not keep the others from starting.
                 model.failed(time.monotonic(), f"{kept.folder(model.name)} is gone")
-        down = (State.FAILED, State.UNLOADED)
-        left = [model for model in kept.models.values() if model.state not in down]
+        left = [model for model in kept.models.values() if not model.state.is_down]
         if not left and not kept.may_be_empty:
             kept.triton.failed(time.monotonic(), "")
             return

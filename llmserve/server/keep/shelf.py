@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from llmserve.contract.report import State
 from llmserve.errors import ServerError, reason
 from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
 from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
-from llmserve.server.keep.states import State
 from llmserve.server.keep.work import Work
 from llmserve.server.run.activity import BUSY
 

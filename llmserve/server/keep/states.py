@@ -12,12 +12,11 @@ With ``serve --on-demand``, one that nobody needs is unloaded, until it is loadi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
 
 from llmserve.contract.failures import back_off
+from llmserve.contract.report import PartReport, State
 
 MISSES = 2
 """The number of consecutive unanswered canary requests after which something counts as dead."""
@@ -25,23 +24,8 @@ _FIRST_WAIT, _MAX_WAIT = 0.5, 8.0
 _DEATHS, _DEATHS_WINDOW = 5, 60.0
 
 
-class State(str, Enum):
-    """The state of a model, of a frontend, or of Triton itself."""
-
-    LOADING = "loading"
-    READY = "ready"
-    SUSPECT = "suspect"
-    """It has not answered the last canary request; clients' requests still go to it."""
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    """It has died too often, and stays down until a user reloads it."""
-    UNLOADED = "unloaded"
-    """It takes no memory; a request has it loaded."""
-
-
-_ALIVE = (State.READY, State.SUSPECT)
-_DOWN = (State.FAILED, State.UNLOADED)
-_BEST_FIRST = ("ready", "suspect", "loading", "restarting", "unloaded", "failed")
+DIED, NOT_LOADED = "model_died", "not_loaded"
+"""The failures that requests are lost by: its process has ended, or could not be started."""
 
 
 @dataclass
@@ -54,6 +38,8 @@ class Watch:
     state: State = State.LOADING
     why: str = ""
     """The reason for the state, if something is wrong."""
+    code: str = ""
+    """What a request that is lost by that fails of."""
     since: float = 0.0
     restart_at: float = 0.0
     """When to restart it, if it is restarting."""
@@ -69,12 +55,12 @@ class Watch:
     @property
     def alive(self) -> bool:
         """Whether requests are expected to be answered."""
-        return self.state in _ALIVE
+        return self.state.answers
 
     @property
     def went_wrong(self) -> bool:
         """Whether it has ended at least once, or cannot be started."""
-        return self.restarts > 0 or self.state in (State.RESTARTING, State.FAILED)
+        return self.restarts > 0 or self.state.has_ended
 
     def in_words(self) -> str:
         """Say what went wrong with it."""
@@ -87,7 +73,7 @@ class Watch:
     def loading(self, now: float) -> None:
         """Record that it is being started."""
         self.restarts += self.state is State.RESTARTING
-        self._to(State.LOADING, now, self.why)
+        self._to(State.LOADING, now, self.why, self.code)
 
     def loaded(self, now: float) -> None:
         self.misses = 0
@@ -101,11 +87,11 @@ class Watch:
 
     def works(self, now: float, why: str) -> None:
         """Record that it has not answered a canary request, but has too much to do."""
-        if self.state in _ALIVE:
+        if self.state.answers:
             self._to(State.SUSPECT, now, why)
 
     def missed(self, now: float, why: str) -> None:
-        if self.state not in _ALIVE:
+        if not self.state.answers:
             return
         self.misses += 1
         if self.misses >= MISSES:
@@ -115,29 +101,29 @@ class Watch:
 
     def died(self, now: float, why: str) -> None:
         """Record a death: it restarts after a wait, unless it has died too often recently."""
-        if self.state in (State.RESTARTING, *_DOWN):
+        if self.state is State.RESTARTING or self.state.is_down:
             return
         self._deaths = [at for at in self._deaths if now - at < self.deaths_window] + [now]
         self.misses = 0
         if len(self._deaths) >= self.deaths:
-            self.failed(now, why)
+            self.failed(now, why, DIED)
         else:
             self.restart_at = now + back_off(len(self._deaths) - 1, _FIRST_WAIT, self.max_wait)
-            self._to(State.RESTARTING, now, why)
+            self._to(State.RESTARTING, now, why, DIED)
 
     def interrupted(self, now: float, why: str) -> None:
         """Record an end that is not its fault; it restarts together with its server."""
-        if self.state not in _DOWN:
+        if not self.state.is_down:
             self.misses = 0
-            self._to(State.RESTARTING, now, why)
+            self._to(State.RESTARTING, now, why, DIED)
 
-    def failed(self, now: float, why: str) -> None:
+    def failed(self, now: float, why: str, code: str = NOT_LOADED) -> None:
         """Record a failure after which it is not restarted."""
-        self._to(State.FAILED, now, why)
+        self._to(State.FAILED, now, why, code)
 
     def unloaded(self, now: float) -> None:
         """Record that it is unloaded, which who does that reports."""
-        self.misses, self.state, self.why, self.since = 0, State.UNLOADED, "", now
+        self.misses, self.state, self.why, self.code, self.since = 0, State.UNLOADED, "", "", now
 
     def load_requested(self, now: float) -> None:
         """Record a user's request to load it, and forget its earlier deaths."""
@@ -145,28 +131,13 @@ class Watch:
         if not self.alive:
             self.loading(now)
 
-    def report(self) -> dict[str, Any]:
-        """Return its entry for ``llmserve status``."""
-        return {
-            "name": self.name,
-            "state": self.state.value,
-            "why": self.why,
-            "restarts": self.restarts,
-        }
+    def report(self) -> PartReport:
+        return PartReport(self.name, self.state, self.why, self.restarts, self.code)
 
-    def _to(self, state: State, now: float, why: str) -> None:
+    def _to(self, state: State, now: float, why: str, code: str = "") -> None:
         changed = (state, why) != (self.state, self.why)
         if state is not self.state:
             self.since = now
-        self.state, self.why = state, why
+        self.state, self.why, self.code = state, why, code
         if changed:
             self.notify(f"{self.name}: {state.value}" + (f" ({why})" if why else ""))
-
-
-def best_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the report of the replica in the best state, with the restarts of all replicas.
-
-    One that fails its canaries is worse than another in the same state.
-    """
-    best = min(reports, key=lambda r: (_BEST_FIRST.index(r["state"]), bool(r.get("failing"))))
-    return {**best, "restarts": sum(report["restarts"] for report in reports)}

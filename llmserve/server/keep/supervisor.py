@@ -11,10 +11,11 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.report import ModelReport, ServerReport
 from llmserve.errors import ClientError, ServerError
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.control import listening
@@ -22,7 +23,7 @@ from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import CHECK_INTERVAL, GONE
 from llmserve.server.keep.loader import ReplicaLoader
-from llmserve.server.keep.states import Watch, best_of
+from llmserve.server.keep.states import Watch
 from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
 from llmserve.server.run.frontend import RunningFrontend
 from llmserve.server.server import Server
@@ -160,7 +161,7 @@ class Supervisor:
             # The models are loaded, and clients are served without it.
             self.notify(f"note: `llmserve reload` and others cannot reach this server: {error}")
 
-    async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _answer(self, request: Mapping[str, Any]) -> ServerReport:
         do, name = request.get("do"), str(request.get("model"))
         if do in ("load", "reload", "unload") and self._demand is not None:
             await self._change_on_demand(self._demand, str(do), name)
@@ -172,7 +173,7 @@ class Supervisor:
                         await (keeper.reload(name) if do == "reload" else keeper.unload(name))
         elif do != "status":
             raise ServerError("the request is none of status, load, reload and unload")
-        return self._status()
+        return self._report()
 
     async def _change_on_demand(self, demand: Demand, do: str, name: str) -> None:
         if name not in demand.offered:
@@ -213,43 +214,21 @@ class Supervisor:
         finally:
             self._demand.release(hold)
 
-    def _status(self) -> dict[str, Any]:
-        frontends = [{**watch.report(), "url": watch.running.url} for watch in self._frontends]
-        replicas = [keeper.status() for keeper in self._keepers]
-        common = {
-            "pid": os.getpid(),
-            "repository": str(self.settings[0].repository.resolve()),
-            "stopping": self._end.is_set(),
-            "frontends": frontends,
-        }
-        if self._demand is not None:
-            common["on_demand"] = True
-        if len(replicas) == 1:
-            models = self._with_demand(replicas[0]["models"])
-            return {**replicas[0], "models": models, **common}
-        models = [model for replica in replicas for model in replica["models"]]
-        names = dict.fromkeys(model["name"] for model in models)
-        best = best_of(replicas)
-        return {
-            **replicas[0],
-            **{key: best[key] for key in ("state", "restarts")},
-            "models": self._with_demand(
-                [best_of([m for m in models if m["name"] == name]) for name in names]
-            ),
-            "replicas": replicas,
-            **common,
-        }
+    def _report(self) -> ServerReport:
+        report = ServerReport.of(
+            [keeper.report() for keeper in self._keepers],
+            pid=os.getpid(),
+            repository=str(self.settings[0].repository.resolve()),
+            stopping=self._end.is_set(),
+            on_demand=self._demand is not None,
+            frontends=tuple(frontend.report() for frontend in self._frontends),
+        )
+        return replace(report, models=tuple(map(self._with_demand, report.models)))
 
-    def _with_demand(self, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if (demand := self._demand) is None:
-            return [*map(dict, models)]
-        offered = demand.offered
-        return [
-            {**m, **demand.report(m["name"]), "task": self._loader.task(m["name"])}
-            if m["name"] in offered
-            else {**m}
-            for m in models
-        ]
+    def _with_demand(self, model: ModelReport) -> ModelReport:
+        if self._demand is None or (report := self._demand.report(model.name)) is None:
+            return model
+        return replace(model, demand=replace(report, task=self._loader.task(model.name)))
 
     # Shutdown
 

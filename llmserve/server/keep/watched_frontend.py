@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from llmserve.contract.report import FrontendReport, State
 from llmserve.errors import LLMServeError
 from llmserve.server.keep.health import INTERVAL, SLOW_FRONTEND
-from llmserve.server.keep.states import State, Watch
+from llmserve.server.keep.states import Watch
 from llmserve.server.run.activity import Stops
 from llmserve.server.run.frontend import RunningFrontend, start_again
 
@@ -78,6 +79,11 @@ class WatchedFrontend(Watch):
                 self.works(now, f"{why}, while it works")
             else:
                 self.missed(now, why)
+
+    def report(self) -> FrontendReport:
+        return FrontendReport(
+            self.name, self.state, self.why, self.restarts, self.code, url=self.running.url
+        )
 
     def loaded(self, now: float) -> None:
         self._silent_since = None

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import ServerError
-from llmserve.server.keep.states import State, Watch
+from llmserve.server.keep.states import Watch
 from llmserve.server.run.log import LoadProgress
 from llmserve.server.settings import ServerSettings
 
@@ -34,23 +35,23 @@ class Loading:
             else:
                 model.loaded(0.0)
 
-    async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(self, request: Mapping[str, Any]) -> ServerReport:
         """Answer a request at the control socket."""
         if request.get("do") != "status":
             raise ServerError("the server is still loading", hint="wait until it is ready")
         host, port = self._settings.host, self._settings.grpc_port
         address = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
-        return {
-            "pid": os.getpid(),
-            "repository": str(self._settings.repository.resolve()),
+        # Another thread adds models meanwhile.
+        models = (
+            ModelReport(m.name, m.state, m.why, code=m.code) for m in [*self._models.values()]
+        )
+        return ServerReport(
+            self._state,
             # A free port is not chosen yet.
-            "url": f"{address}:{port}" if port else "",
-            "runtime": self._settings.runtime,
-            "log": str(self._settings.log_file or ""),
-            "state": self._state.value,
-            "restarts": 0,
-            # Another thread adds models meanwhile.
-            "models": [model.report() for model in list(self._models.values())],
-            "frontends": [],
-            "stopping": False,
-        }
+            url=f"{address}:{port}" if port else "",
+            runtime=self._settings.runtime,
+            log=str(self._settings.log_file or ""),
+            models=tuple(models),
+            pid=os.getpid(),
+            repository=str(self._settings.repository.resolve()),
+        )

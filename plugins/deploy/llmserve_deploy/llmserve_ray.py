@@ -79,7 +79,7 @@ class Triton:
                 keys=self._keys,
                 models=tuple(args["models"]),
                 open_metrics=args["open_metrics"],
-                supervisor=self._keeper.status,
+                supervisor=self._keeper.report,
             )
         )
         self._gateway: Gateway = app.state.gateway

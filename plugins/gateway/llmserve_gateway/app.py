@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError, ServerError
 from llmserve.runtime.contract import IMAGE_URL
-from llmserve.server import ask
+from llmserve.server import ModelReport, ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.routes import BatchRoutes
@@ -162,7 +162,7 @@ class Routes:
 
     async def models(self, request: Request, key: Key | None) -> Response:
         names = await self._offered(key)
-        loadable = {report["name"]: report for report in await self._catalog.loadable()}
+        loadable = {report.name: report for report in await self._catalog.loadable()}
         data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
         if is_anthropics(request.headers):
             return json_response(anthropic.models_page(data, request.query_params))
@@ -407,25 +407,30 @@ class Routes:
         timeout = self._gateway.timeout(request.headers)
         return self._gateway.load(key, ParsedRequest(name, {}), timeout)
 
-    async def _loadable(self, name: str) -> dict[str, Any] | None:
+    async def _loadable(self, name: str) -> ModelReport | None:
         reports = await self._catalog.loadable()
-        return next((report for report in reports if report["name"] == name), None)
+        return next((report for report in reports if report.name == name), None)
 
-    async def _model(self, name: str, loadable: Mapping[str, Any] | None) -> dict[str, Any]:
-        fields = loadable and {
-            "loaded": loadable["loaded"],
-            "size": loadable["size"],
-            "state": loadable["state"],
-            "pinned": loadable["pinned"],
-            "why": loadable["why"],
-        }
+    async def _model(self, name: str, loadable: ModelReport | None) -> dict[str, Any]:
+        demand = loadable and loadable.demand
+        fields = (
+            loadable
+            and demand
+            and {
+                "loaded": demand.loaded,
+                "size": demand.size,
+                "state": loadable.state.value,
+                "pinned": demand.pinned,
+                "why": loadable.why,
+            }
+        )
         return {
             "id": name,
             "object": "model",
             "created": await self._catalog.built(name),
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
-            "task": loadable["task"] if loadable else (await self._catalog.info(name)).task,
+            "task": demand.task if demand else (await self._catalog.info(name)).task,
             **(fields or {}),
         }
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from llmserve.client import ModelInfo
 from llmserve.errors import (
+    ClientError,
     LLMServeError,
     ModelNotReadyError,
     RequestRejectedError,
@@ -26,8 +27,8 @@ from llmserve.errors import (
     ServerError,
 )
 from llmserve.runtime.contract import GENERATE, TEXT_OUTPUT, TEXT_PAIR
-from llmserve.server import ask, health
-from llmserve_gateway.errors import ApiError
+from llmserve.server import ModelReport, ReplicaReport, State, ask, health
+from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 
@@ -39,7 +40,7 @@ _MAX_NAME = 200
 _OPTIONAL = ("chat_template", "longest_prompt", "labels", "prompts", "special_tokens", "built")
 """What models of older versions do not report about prompts."""
 
-Supervisor = Path | Callable[[], dict[str, Any]] | None
+Supervisor = Path | Callable[[], ReplicaReport] | None
 
 
 @dataclass
@@ -136,9 +137,9 @@ class Catalog:
         """Return the models that a request may name, some of which are to be loaded then."""
         if self._loads is None:
             return [info.name for info in await self.offered()]
-        return [report["name"] for report in await self.loadable()]
+        return [report.name for report in await self.loadable()]
 
-    async def loadable(self) -> list[dict[str, Any]]:
+    async def loadable(self) -> list[ModelReport]:
         """Return what `serve` reports of the models that it loads on demand."""
         if self._loads is None:
             return []
@@ -146,7 +147,7 @@ class Catalog:
         return [
             report
             for report in await self.supervised()
-            if "loaded" in report and (not named or report["name"] in named) and report["task"]
+            if report.demand and report.demand.task and (not named or report.name in named)
         ]
 
     async def info(self, name: str) -> ModelInfo:
@@ -164,7 +165,12 @@ class Catalog:
         except ModelNotReadyError as error:
             # Triton's own list includes the parts of ensembles.
             names = await self.names()
-            if self.is_observed(name) and (not names or await self._is_kept(name)):
+            report = await self._report(name)
+            if report is not None and report.failure is not None:
+                raise from_llmserve(
+                    ClientError(f"{name!r} does not answer ({report.why})", code=report.code)
+                ) from None
+            if self.is_observed(name) and (not names or _is_kept(report)):
                 # It is being loaded again, or Triton is about to end.
                 raise ApiError(
                     503,
@@ -309,7 +315,7 @@ class Catalog:
 
     async def _check(self) -> None:
         names = [info.name for info in await self.offered(refresh=True)]
-        reports = {report["name"]: report for report in await self.supervised()}
+        reports = {report.name: report for report in await self.supervised()}
         models = [self.health(name) for name in names]
         self._asked = [
             m for m in models if m.name not in reports or m.state is not health.State.READY
@@ -317,7 +323,8 @@ class Catalog:
         if self._loads is not None:
             # A canary of this process might be answered while its model is unloaded.
             for model in self._asked:
-                if health.is_alive(reports.get(model.name, {}).get("state", "")):
+                report = reports.get(model.name)
+                if report is not None and report.state.answers:
                     model.answered(time.monotonic())
             self._asked = []
         processes = {name: _process(reports.get(name)) for name in names}
@@ -328,43 +335,29 @@ class Catalog:
         ]
         await asyncio.gather(self._monitor.check(), *outdated)
 
-    async def supervised(self) -> list[dict[str, Any]]:
+    async def supervised(self) -> Sequence[ModelReport]:
         """Return the model states from who keeps Triton alive, if that is known.
 
         ``serve`` notices at once that a model's process has died, a canary only when it is sent.
         """
         if self._supervisor is None:
-            return []
+            return ()
         try:
             if isinstance(self._supervisor, Path):
                 status = {"do": "status"}
-                reply = await asyncio.to_thread(ask, self._supervisor, status, _QUICK_SECONDS)
-            else:
-                reply = self._supervisor()
+                return (
+                    await asyncio.to_thread(ask, self._supervisor, status, _QUICK_SECONDS)
+                ).models
+            return self._supervisor().models
         except ServerError:
-            return []
-        models: list[dict[str, Any]] = reply.get("models", [])
-        return models
+            return ()
 
-    async def _is_kept(self, name: str) -> bool:
-        """Return whether `serve` is to have a model in Triton, even if that does not have it now.
-
-        It may not know yet that a Triton that is stopping has unloaded it.
-        """
-        unloaded = health.State.UNLOADED.value
-        return any(m["name"] == name and m["state"] != unloaded for m in await self.supervised())
+    async def _report(self, name: str) -> ModelReport | None:
+        return next((model for model in await self.supervised() if model.name == name), None)
 
     async def _down(self) -> dict[str, str]:
         """Return the models that `serve` knows not to serve at the moment, and why."""
-        down = {}
-        for model in await self.supervised():
-            if model["state"] == health.State.UNLOADED.value:
-                continue
-            if not health.is_alive(model["state"]):
-                down[model["name"]] = f"{model['state']}: {model['why']}"
-            elif why := model.get("failing"):
-                down[model["name"]] = why
-        return down
+        return {model.name: why for model in await self.supervised() if (why := model.why_not)}
 
     async def state(self) -> dict[str, Any]:
         """Return whether any model is ready, and the state of each."""
@@ -376,8 +369,8 @@ class Catalog:
         models: dict[str, dict[str, Any]] = {}
         for report in await self.loadable():
             # What is to be loaded answers as well, a little later.
-            name, loaded = report["name"], report["loaded"]
-            models[name] = {"ready": name not in down, "loaded": loaded}
+            name, demand = report.name, report.demand
+            models[name] = {"ready": name not in down, "loaded": bool(demand and demand.loaded)}
             if name in down:
                 models[name]["why"] = down[name]
         for info in offered:
@@ -400,6 +393,14 @@ class Catalog:
         return state
 
 
-def _process(report: Mapping[str, Any] | None) -> object:
+def _process(report: ModelReport | None) -> object:
     """Return which process answers, by the report of `serve`; if there is none, always another."""
-    return object() if report is None else (report["restarts"], report.get("loads"))
+    return object() if report is None else (report.restarts, report.loads)
+
+
+def _is_kept(report: ModelReport | None) -> bool:
+    """Return whether `serve` is to have a model in Triton, even if that does not have it now.
+
+    It may not know yet that a Triton that is stopping has unloaded it.
+    """
+    return report is not None and report.state is not State.UNLOADED

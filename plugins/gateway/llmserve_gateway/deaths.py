@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -11,12 +11,11 @@ from typing import Any
 
 from llmserve.client import ModelInfo
 from llmserve.errors import ModelDiedError
-from llmserve.server import health
+from llmserve.server import ModelReport
 from llmserve_gateway.errors import from_llmserve
 
 _INTERVAL = 1.0
 """Seconds between two questions to `serve`, as long as a request is answered."""
-_GONE = (health.State.RESTARTING.value, health.State.FAILED.value)
 
 
 @dataclass(eq=False)
@@ -30,7 +29,7 @@ class _Waiting:
 class Deaths:
     """Hears from `serve` which processes have died, while requests are answered."""
 
-    def __init__(self, reports: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]) -> None:
+    def __init__(self, reports: Callable[[], Awaitable[Sequence[ModelReport]]]) -> None:
         self._reports = reports
         self._waiting: set[_Waiting] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -69,10 +68,10 @@ class Deaths:
         restarts: dict[str, int] = {}
         while self._waiting:
             for report in await self._reports():
-                name, count = report["name"], report.get("restarts", 0)
+                name, count = report.name, report.restarts
                 # A process may have come back between two questions.
-                if report["state"] in _GONE or restarts.get(name, count) != count:
-                    self._tell(name, report.get("why") or "it was started again")
+                if report.state.has_ended or restarts.get(name, count) != count:
+                    self._tell(name, report.why or "it was started again")
                 restarts[name] = count
             await asyncio.sleep(_INTERVAL)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
-from llmserve.server import health
+from llmserve.server import ModelReport
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
 
@@ -107,18 +107,15 @@ class Metrics:
         """Record how long a request has waited until its model was loaded."""
         self._load_waits.labels(model).observe(seconds)
 
-    def update_loads(
-        self, supervised: Sequence[Mapping[str, Any]], waiting: Mapping[str, int]
-    ) -> None:
+    def update_loads(self, supervised: Sequence[ModelReport], waiting: Mapping[str, int]) -> None:
         """Update the gauges of models that are loaded on demand."""
         for model in supervised:
-            if "loaded" in model:
-                name, loaded = model["name"], bool(model["loaded"])
-                self._loaded.labels(name).set(loaded)
-                self._memory.labels(name).set(model["size"] if loaded else 0)
-                self._load_waiting.labels(name).set(waiting.get(name, 0))
-                if "load_seconds" in model:
-                    self._load_seconds.labels(name).set(model["load_seconds"])
+            if (demand := model.demand) is not None:
+                self._loaded.labels(model.name).set(demand.loaded)
+                self._memory.labels(model.name).set(demand.size if demand.loaded else 0)
+                self._load_waiting.labels(model.name).set(waiting.get(model.name, 0))
+                if demand.load_seconds is not None:
+                    self._load_seconds.labels(model.name).set(demand.load_seconds)
 
     def count_request(self, record: RequestRecord) -> None:
         self._requests.labels(record.model or _NO_MODEL, record.outcome).inc()
@@ -138,7 +135,7 @@ class Metrics:
     def update(
         self,
         models: Sequence[str],
-        supervised: Sequence[Mapping[str, Any]],
+        supervised: Sequence[ModelReport],
         running: Mapping[str, int],
     ) -> None:
         """Update the gauges of models, of their states in ``serve``, and of replicas."""
@@ -149,9 +146,8 @@ class Metrics:
             self._running.labels(name)
         for model in supervised:
             # One that is unloaded answers as well, a little later.
-            ready = health.is_alive(model["state"]) or model["state"] == health.State.UNLOADED.value
-            self.model_ready.labels(model["name"]).set(ready)
-            self.model_restarts.labels(model["name"]).set(model["restarts"])
+            self.model_ready.labels(model.name).set(model.state.takes_requests)
+            self.model_restarts.labels(model.name).set(model.restarts)
 
     def update_caches(self, usage: Mapping[str, float]) -> None:
         """Replace the cache usage; models that report none have no sample."""

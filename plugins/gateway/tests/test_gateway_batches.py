@@ -39,6 +39,7 @@ from llmserve.client import (
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
+from llmserve.server import ModelReport, ReplicaReport, State
 from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Admission, Limits
@@ -752,9 +753,9 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
 
     model = Both()
 
-    def state() -> dict[str, Any]:
-        dead = {"name": "dead", "state": "restarting" if away["is"] else "ready", "why": "died"}
-        return {"models": [{"restarts": 0, **dead}]}
+    def state() -> ReplicaReport:
+        dead = ModelReport("dead", State.RESTARTING if away["is"] else State.READY, "died")
+        return ReplicaReport(State.READY, models=(dead,))
 
     async def work(client: openai.AsyncOpenAI) -> None:
         gateway = client.app.state.gateway  # type: ignore[attr-defined]
@@ -843,7 +844,8 @@ def test_a_model_that_still_loads_is_waited_for(
 
 
 def test_a_model_that_is_not_offered_is_not_waited_for(tmp_path: Path) -> None:
-    reports = [{"name": name, "state": "ready", "why": "", "restarts": 0} for name in "mn"]
+    models = tuple(ModelReport(name, State.READY) for name in "mn")
+    report = ReplicaReport(State.READY, models=models)
 
     async def work(client: openai.AsyncOpenAI) -> None:
         asked = [line("1"), line("2", body={"model": "n", "prompt": "2"})]
@@ -851,7 +853,7 @@ def test_a_model_that_is_not_offered_is_not_waited_for(tmp_path: Path) -> None:
         (error,) = (await results(client, batch.error_file_id)).values()
         assert (error["custom_id"], error["error"]["code"]) == ("2", "model_not_found")
 
-    kept = settings_of(tmp_path, models=("m",), supervisor=lambda: {"models": reports})
+    kept = settings_of(tmp_path, models=("m",), supervisor=lambda: report)
     run(Model(), kept, work)
 
 

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llmserve.contract.failures import FAILURES
+from llmserve.server import ModelReport, State
 from llmserve_gateway import deaths
 from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.errors import ApiError
 
 INFO: Any = SimpleNamespace(name="m", parts=("m-read",))
-READY = {"state": "ready", "why": "", "restarts": 0}
+READY = ModelReport("m", State.READY)
+ENDED = replace(READY, state=State.RESTARTING, why="killed by SIGKILL", code="model_died")
 
 
 class Serve:
     """Reports the states of models, one report after the other; the last one stays."""
 
-    def __init__(self, *reports: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, *reports: Sequence[ModelReport]) -> None:
         self._reports = list(reports)
         self.asked = 0
 
-    async def __call__(self) -> Sequence[Mapping[str, Any]]:
+    async def __call__(self) -> Sequence[ModelReport]:
         self.asked += 1
-        report = self._reports.pop(0) if len(self._reports) > 1 else self._reports[0]
-        return [{"name": name, **state} for name, state in report.items()]
+        return self._reports.pop(0) if len(self._reports) > 1 else self._reports[0]
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +56,15 @@ async def never() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"m": {"state": "restarting", "why": "killed by SIGKILL", "restarts": 0}},
-        {"m": {"state": "failed", "why": "killed by SIGKILL", "restarts": 3}},
+        [ENDED],
+        [replace(ENDED, state=State.FAILED, restarts=3)],
         # It came back between two questions.
-        {"m": {"state": "ready", "why": "", "restarts": 1}},
-        {"m": READY, "m-read": {"state": "restarting", "why": "its end", "restarts": 0}},
+        [replace(READY, restarts=1)],
+        [READY, replace(ENDED, name="m-read")],
     ],
 )
 def test_an_answer_that_cannot_end_any_more_is_an_error(
-    changed: Mapping[str, Mapping[str, Any]],
+    changed: Sequence[ModelReport],
 ) -> None:
     cancelled = []
 
@@ -74,7 +76,7 @@ def test_an_answer_that_cannot_end_any_more_is_an_error(
             raise
 
     with pytest.raises(ApiError, match=r"the process of 'm' died while it answered") as caught:
-        outcome(Serve({"m": READY}, {"m": READY}, changed), answering)
+        outcome(Serve([READY], [READY], changed), answering)
     row = FAILURES["model_died"]
     assert (caught.value.status, caught.value.code) == (row.status, row.api_code)
     assert caught.value.headers == {"retry-after": str(row.retry_after)}
@@ -82,9 +84,9 @@ def test_an_answer_that_cannot_end_any_more_is_an_error(
 
 
 def test_another_models_death_a_reload_and_an_absent_serve_end_nothing() -> None:
-    other = {"state": "restarting", "why": "killed", "restarts": 5}
-    suspect = {"state": "suspect", "why": "no answer", "restarts": 0}
-    reports = [{"m": READY, "other": other}, {}, {"m": suspect}, {"m": {**READY, "loads": 2}}]
+    other = replace(ENDED, name="other", restarts=5)
+    suspect = replace(READY, state=State.SUSPECT, why="no answer")
+    reports = [[READY, other], [], [suspect], [replace(READY, loads=2)]]
 
     async def answering() -> None:
         while serve.asked < 10:
@@ -99,7 +101,7 @@ def test_the_errors_of_an_answer_are_its_own() -> None:
         raise ValueError("its own")
 
     with pytest.raises(ValueError, match="its own"):
-        outcome(Serve({"m": READY}), answering)
+        outcome(Serve([READY]), answering)
 
 
 def test_a_client_that_has_gone_ends_its_answer() -> None:
@@ -112,9 +114,7 @@ def test_a_client_that_has_gone_ends_its_answer() -> None:
             ended.append(True)
 
     async def go() -> None:
-        request = asyncio.ensure_future(
-            Deaths(Serve({"m": READY})).unless_it_dies(INFO, answering())
-        )
+        request = asyncio.ensure_future(Deaths(Serve([READY])).unless_it_dies(INFO, answering()))
         await asyncio.sleep(0.01)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):

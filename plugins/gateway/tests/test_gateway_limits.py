@@ -15,6 +15,7 @@ import pytest
 from llmserve.client import Completion, ModelInfo
 from llmserve.errors import ModelNotReadyError
 from llmserve.plugin import Address
+from llmserve.server import ModelReport, ReplicaReport, State
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
@@ -366,10 +367,24 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     assert answers["every", "/metrics/triton"].status_code == 503
 
 
-@pytest.mark.parametrize(("state", "status"), [(None, 404), ("ready", 503), ("unloaded", 404)])
-def test_a_model_that_is_gone_for_a_moment_is_no_404(state: str | None, status: int) -> None:
+_DIED = ModelReport("a", State.RESTARTING, "its process has died", code="model_died")
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "while_empty"),
+    [
+        (None, 404, "backend_unavailable"),
+        (ModelReport("a", State.READY), 503, "backend_unavailable"),
+        (ModelReport("a", State.UNLOADED), 404, "backend_unavailable"),
+        (_DIED, 503, "model_died"),
+    ],
+    ids=["unknown", "ready", "unloaded", "died"],
+)
+def test_a_model_that_is_gone_for_a_moment_is_no_404(
+    report: ModelReport | None, status: int, while_empty: str
+) -> None:
     """`serve` may still call one ready that its Triton, which is ending, has unloaded."""
-    reports = [{"name": "a", "state": state, "why": "", "restarts": 0}] if state else []
+    whole = ReplicaReport(State.READY, models=(report,) if report else ())
 
     class Ending(Models):
         loaded: tuple[str, ...] = ("a", "b")
@@ -384,7 +399,7 @@ def test_a_model_that_is_gone_for_a_moment_is_no_404(state: str | None, status: 
 
     async def go() -> list[Any]:
         triton = Ending()
-        settings = Settings(NO_TRITON, supervisor=lambda: {"models": reports})
+        settings = Settings(NO_TRITON, supervisor=lambda: whole)
         async with serving(triton, settings) as client:
             answers = []
             for loaded in (("a", "b"), (), ("b",)):
@@ -396,9 +411,11 @@ def test_a_model_that_is_gone_for_a_moment_is_no_404(state: str | None, status: 
 
     answers = asyncio.run(go())
     # Triton lists no model when it has ended; if it lists others, this one may be unloaded.
-    assert [answer.status_code for answer in answers] == [200, 404, 503, 404, status, 404]
-    assert answers[2].headers["retry-after"]
-    assert answers[2].json()["error"]["code"] == "backend_unavailable"
+    # Who asks one that `serve` knows to be dead does not wait for its answer.
+    first = 503 if report is _DIED else 200
+    assert [answer.status_code for answer in answers] == [first, 404, 503, 404, status, 404]
+    assert answers[2].headers["retry-after"] == ("5" if while_empty == "model_died" else "2")
+    assert answers[2].json()["error"]["code"] == while_empty
 
 
 def test_unknown_fields_are_logged_in_bounded_form(caplog: pytest.LogCaptureFixture) -> None:

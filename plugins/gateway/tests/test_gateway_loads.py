@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.errors import ModelNotReadyError, ServerError, UnreachableError
+from llmserve.server import ModelReport, ServerReport, State
 from llmserve.server.keep.control import listening
 from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve_gateway import loads
@@ -70,15 +72,17 @@ class Serve:
         self.loaded.remove(name)
         self.history.append(f"-{name}")
 
-    async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(self, request: Mapping[str, Any]) -> ServerReport:
         if request["do"] in ("load", "unload"):
             await getattr(self.demand, request["do"])(request["model"])
-        return {"models": [self.report(name) for name in self.demand.offered]}
+        models = tuple(map(self.report, self.demand.offered))
+        return ServerReport(State.READY, models=models)
 
-    def report(self, name: str) -> dict[str, Any]:
-        state = "ready" if name in self.loaded else "unloaded"
-        base = {"name": name, "state": state, "why": "", "restarts": 0, "loads": 1}
-        return {**base, **self.demand.report(name), "task": "generate"}
+    def report(self, name: str) -> ModelReport:
+        state = State.READY if name in self.loaded else State.UNLOADED
+        demand = self.demand.report(name)
+        assert demand is not None
+        return ModelReport(name, state, loads=1, demand=replace(demand, task="generate"))
 
     async def hold(self, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from llmserve.client import Completion
 from llmserve.errors import ModelNotReadyError, UnreachableError
+from llmserve.server import ModelReport, ServerReport, State
 from llmserve.server.keep.control import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.metrics import Metrics
@@ -16,7 +18,12 @@ from llmserve_gateway.replicas import Replicas
 
 from . import gateways
 
-DEAD_MODEL = {"name": "m", "state": "restarting", "why": "its process has died", "restarts": 1}
+DEAD_MODEL = ModelReport("m", State.RESTARTING, "its process has died", 1, "model_died")
+READY_MODEL = ModelReport("m", State.READY, restarts=1)
+
+
+def report_of(*models: ModelReport) -> ServerReport:
+    return ServerReport(State.READY, models=models)
 
 
 class Triton(gateways.Triton):
@@ -32,9 +39,9 @@ class Triton(gateways.Triton):
         return False
 
 
-async def report_status(request: Mapping[str, Any]) -> Mapping[str, Any]:
+async def report_status(request: Mapping[str, Any]) -> ServerReport:
     assert request == {"do": "status"}
-    return {"models": [DEAD_MODEL]}
+    return report_of(DEAD_MODEL)
 
 
 def unused_client() -> Replicas:
@@ -45,16 +52,16 @@ def test_it_learns_which_models_are_dead_and_reports_them(tmp_path: Path) -> Non
     catalog, metrics = Catalog(unused_client, supervisor=tmp_path / "sock"), Metrics()
 
     async def query() -> None:
-        assert await catalog.supervised() == [], "nothing listens on the socket yet"
+        assert not await catalog.supervised(), "nothing listens on the socket yet"
         async with listening(tmp_path / "sock", report_status):
             models = await catalog.supervised()
-        assert models == [DEAD_MODEL]
+        assert models == (DEAD_MODEL,)
         metrics.update([], models, {})
 
     asyncio.run(query())
     assert b'llmserve_model_ready{model_name="m"} 0.0' in metrics.text()
     assert b'llmserve_model_restarts{model_name="m"} 1.0' in metrics.text()
-    assert asyncio.run(Catalog(unused_client).supervised()) == []
+    assert not asyncio.run(Catalog(unused_client).supervised())
 
 
 def test_serve_asks_an_idle_model_and_the_gateway_only_one_that_has_failed_here(
@@ -63,10 +70,10 @@ def test_serve_asks_an_idle_model_and_the_gateway_only_one_that_has_failed_here(
     """Under `serve`, a model gets one canary per interval, and not another of the gateway."""
     triton, rounds = Triton(), 0
 
-    async def report(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def report(_: Mapping[str, Any]) -> ServerReport:
         nonlocal rounds
         rounds += 1
-        return {"models": [{**DEAD_MODEL, "state": "ready"}]}
+        return report_of(READY_MODEL)
 
     async def watched(catalog: Catalog, requests: int) -> None:
         watching = asyncio.ensure_future(catalog.watch(0.001))
@@ -107,8 +114,8 @@ def test_a_request_while_a_model_is_not_loaded_does_not_delay_its_return() -> No
 
 
 def test_a_model_that_fails_the_canaries_of_serve_is_not_ready(tmp_path: Path) -> None:
-    async def report(_: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"models": [{**DEAD_MODEL, "state": "ready", "failing": "the model failed"}]}
+    async def report(_: Mapping[str, Any]) -> ServerReport:
+        return report_of(replace(READY_MODEL, failing="the model failed"))
 
     async def go() -> Any:
         catalog = Catalog(lambda: cast(Any, Triton()), supervisor=tmp_path / "sock")
@@ -135,22 +142,21 @@ def test_without_serve_the_gateway_asks_every_idle_model() -> None:
 def test_a_description_is_asked_for_again_once_serve_has_loaded_the_model_again(
     tmp_path: Path,
 ) -> None:
-    model = {**DEAD_MODEL, "state": "ready", "loads": 1}
-    triton, rounds = Triton(), 0
+    loaded, triton, rounds = 1, Triton(), 0
 
-    async def report(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def report(_: Mapping[str, Any]) -> ServerReport:
         nonlocal rounds
         rounds += 1
-        return {"models": [model]}
+        return report_of(replace(READY_MODEL, loads=loaded))
 
     async def go() -> list[int]:
+        nonlocal loaded
         counts = []
         catalog = Catalog(lambda: cast(Any, triton), supervisor=tmp_path / "sock")
         async with listening(tmp_path / "sock", report):
             await catalog.chat_template("m")
             watching = asyncio.ensure_future(catalog.watch(0.001))
-            for loads in (1, 2):
-                model["loads"] = loads
+            for loaded in (1, 2):  # noqa: B007 - the report reads it
                 until = rounds + 20
                 while rounds < until:
                     await asyncio.sleep(0.001)

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import BatchRequest, BatchRequests, answer_line, open_answers
+from llmserve.contract.report import FrontendReport, ModelReport, ServerReport, State
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
 from llmserve.server import Running
 from llmserve_cli.batch_requests import LONGEST_PAUSE, Response, Server, _Tries
@@ -246,8 +247,11 @@ def test_the_server_that_runs_here_is_found(
     others = [
         Running(
             Path(name),
-            {"url": name, "repository": f"/{name}", "models": [{"name": model, "state": "ready"}],
-             "frontends": [{"name": "openai", "url": url}]},
+            ServerReport(
+                State.READY, url=name, repository=f"/{name}",
+                models=(ModelReport(model, State.READY),),
+                frontends=(FrontendReport("openai", State.READY, url=url),),
+            ),
         )
         for name, model, url in (("a", "other", "http://127.0.0.1:9/v1"), ("b", "m", server.url))
     ]  # fmt: skip

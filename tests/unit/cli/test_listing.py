@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import llmserve
 from llmserve.builder.plan import BuildSpec
 from llmserve.builder.store import Store
+from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import ConfigError
 from llmserve.plugins.registry import Registry
 from llmserve.server import Running
@@ -44,11 +45,12 @@ def test_the_list_has_the_kept_models_and_those_of_this_folder(
 ) -> None:
     kept = store.build(BuildSpec("hf", "demo", name="kept"), Registry.load())
     llmserve.build("iterative", "demo", name="here")
-    status = {
-        "url": "127.0.0.1:1",
-        "repository": str(kept.repository.resolve()),
-        "models": [{"name": "kept", "state": "ready"}],
-    }
+    status = ServerReport(
+        State.READY,
+        url="127.0.0.1:1",
+        repository=str(kept.repository.resolve()),
+        models=(ModelReport("kept", State.READY),),
+    )
     monkeypatch.setattr(listing, "find_servers", lambda: [Running(Path("s"), status)])
     result = invoke("list")
     assert result.exception is None

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve.builder.server_file import ServerFile
+from llmserve.contract.report import ModelReport, OnDemandReport, ServerReport, State
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.repository.repository import Repository
 from llmserve.server import OnDemand, ServerSettings
+from llmserve_cli.described import Described, Description
 from llmserve_cli.group import cli
 from llmserve_cli.on_demand import (
     at_start,
@@ -148,14 +150,16 @@ def test_an_amount_is_a_number(option: str, number: str) -> None:
 
 
 def test_status_has_a_column_for_memory() -> None:
-    base = {"why": "", "restarts": 0, "plugin": "hf", "disk": 9_000_000}
-    loaded = {"state": "ready", "loaded": True, "size": 88_000_000, "pinned": True, "context": 512}
-    models = [
-        {"name": "a", **loaded, **base},
-        {"name": "b", "state": "unloaded", "loaded": False, "size": 7, "pinned": False, **base},
-    ]
-    server = {"on_demand": True, "models": models, "frontends": []}
-    assert _table(server) == [
+    loaded = OnDemandReport(loaded=True, size=88_000_000, pinned=True)
+    models = (
+        ModelReport("a", State.READY, demand=loaded),
+        ModelReport("b", State.UNLOADED, demand=OnDemandReport(loaded=False, size=7)),
+    )
+    report = ServerReport(State.READY, on_demand=True, models=models)
+    known = {
+        "a": Description("hf", disk=9_000_000, context=512), "b": Description("hf", disk=9_000_000)
+    }  # fmt: skip
+    assert _table(Described(report, known)) == [
         ["", "STATE", "PLUGIN", "SIZE", "MEMORY", "CONTEXT", "RESTARTS", ""],
         ["a", "ready", "hf", "9 MB", "88 MB", "512", "0", "pinned"],
         ["b", "unloaded", "hf", "9 MB", "", "", "0", ""],

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llmserve.commands import Status
+from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -125,12 +127,12 @@ def test_a_server_that_was_killed_is_noticed() -> None:
 def test_a_triton_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(subprocess.Popen(["sleep", "60"], text=True), Status("starting"))
     beside.is_starting = False
-    model = {"name": "m", "state": "loading", "why": "Triton ended: killed by SIGKILL"}
-    status = {"pid": beside.process.pid, "url": "u", "state": "loading", "models": [model]}
-    monkeypatch.setattr("llmserve_cli.beside.find_servers", lambda: [Running(Path("s"), status)])
+    model = ModelReport("m", State.LOADING, "Triton ended: killed by SIGKILL")
+    report = ServerReport(State.LOADING, "u", models=(model,), pid=beside.process.pid)
+    monkeypatch.setattr("llmserve_cli.beside.find_servers", lambda: [Running(Path("s"), report)])
     with pytest.raises(ModelNotReadyError, match=r"the server is loading \(Triton ended: killed"):
         beside.check()
-    status["state"] = "ready"
+    report = replace(report, state=State.READY)
     beside.check()
     beside.stop()
 

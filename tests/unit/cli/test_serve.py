@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from llmserve.contract.report import ServerReport, State
 from llmserve.server import Running
 from llmserve_cli import serve as serve_module
 from llmserve_cli.group import cli
@@ -23,8 +24,8 @@ def test_a_port_in_use_names_the_serve_that_runs_here(
     version.mkdir(parents=True)
     (version / "model.py").write_text("")
     (version.parent / "config.pbtxt").write_text('backend: "python"')
-    status: dict[str, Any] = {"url": "127.0.0.1:8001", "repository": "/there"}
-    monkeypatch.setattr(serve_module, "find_servers", lambda: [Running(Path("s"), status)])
+    report = ServerReport(State.READY, url="127.0.0.1:8001", repository="/there")
+    monkeypatch.setattr(serve_module, "find_servers", lambda: [Running(Path("s"), report)])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         words = ["serve", str(tmp_path), "--frontend", "none", "--http-port", str(port)]

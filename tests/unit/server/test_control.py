@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import llmserve
+from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -26,7 +28,6 @@ from llmserve.errors import (
 from llmserve.server import LoadProgress, ServerSettings
 from llmserve.server.keep import control
 from llmserve.server.keep.control import announced, ask, control_folder, listening, running_servers
-from llmserve.server.keep.states import Watch
 from llmserve.server.run.loading import Loading
 from llmserve.testing import ScriptedTriton
 from llmserve_cli.group import cli
@@ -48,17 +49,16 @@ class Fake:
     """A `serve` that says that it is at an address, and records what it is asked."""
 
     def __init__(self, url: str, repository: Path, *models: str, state: str = "ready") -> None:
-        entries = [{"name": name, "state": state, "why": "", "restarts": 0} for name in models]
-        self.status = {
-            "pid": 7, "url": url, "runtime": "Triton", "state": state, "models": entries,
-            "frontends": [], "repository": str(repository.resolve()), "stopping": False,
-        }  # fmt: skip
+        self.report = ServerReport(
+            State(state), pid=7, url=url, runtime="Triton", repository=str(repository.resolve()),
+            models=tuple(ModelReport(name, State(state)) for name in models),
+        )  # fmt: skip
         self.asked: list[Mapping[str, Any]] = []
 
-    async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(self, request: Mapping[str, Any]) -> ServerReport:
         if request["do"] != "status":
             self.asked.append(request)
-        return self.status
+        return self.report
 
 
 @pytest.fixture
@@ -89,50 +89,54 @@ def test_a_server_is_listed_from_its_start_to_its_end(tmp_path: Path) -> None:
     with announced(loading.answer) as path:
         assert path.parent.stat().st_mode & 0o777 == 0o700
         ((found, status),) = running_servers()
-        assert (found, status["pid"], status["url"]) == (path, os.getpid(), "")
-        assert (status["state"], status["models"][0]["state"]) == ("loading", "loading")
+        assert (found, status.pid, status.url) == (path, os.getpid(), "")
+        assert (status.state, status.models[0].state) == ("loading", "loading")
         with pytest.raises(ServerError, match="still loading"):
             ask(path, {"do": "reload", "model": "demo"})
         loading.follow(LoadProgress(1.0, loading=(), ready=("demo",)))
         ((_, status),) = running_servers()
-        assert (status["state"], status["models"][0]["state"]) == ("loading", "ready")
+        assert (status.state, status.models[0].state) == ("loading", "ready")
         loading.done({"demo": "no weights"})
         ((_, status),) = running_servers()
-        assert (status["state"], status["models"][0]["why"]) == ("ready", "no weights")
+        assert (status.state, status.models[0].why) == ("ready", "no weights")
 
         async def supervise() -> None:
-            async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
-                return {"supervised": True}
+            async def answer(request: Mapping[str, Any]) -> ServerReport:
+                return ServerReport(State.SUSPECT, pid=9)
 
             async with listening(path, answer):
                 assert await asyncio.to_thread(lambda: list(running_servers())) == [
-                    (path, {"supervised": True})
+                    (path, ServerReport(State.SUSPECT, pid=9))
                 ]
 
         asyncio.run(supervise())
     assert list(control_folder().iterdir()) == []
 
 
-def test_a_model_may_appear_while_a_status_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_may_appear_while_a_status_is_told(tmp_path: Path) -> None:
+    """Another thread follows the start meanwhile."""
     (tmp_path / "repo" / "demo").mkdir(parents=True)
-    loading = Loading(ServerSettings(tmp_path / "repo"))
+    loading, ended = Loading(ServerSettings(tmp_path / "repo")), threading.Event()
 
-    def report(_: Watch) -> dict[str, Any]:
-        loading.follow(LoadProgress(1.0, loading=(), ready=("new",)))
-        return {}
+    def follow() -> None:
+        for number in range(2000):
+            loading.follow(LoadProgress(1.0, loading=(), ready=(f"new{number}",)))
+        ended.set()
 
-    monkeypatch.setattr(Watch, "report", report)
-    assert len(asyncio.run(loading.answer({"do": "status"}))["models"]) == 1
+    thread = threading.Thread(target=follow)
+    thread.start()
+    while not ended.is_set():
+        asyncio.run(loading.answer({"do": "status"}))
+    thread.join()
+    assert len(asyncio.run(loading.answer({"do": "status"})).models) == 2001
 
 
 def test_a_socket_that_cannot_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> AbstractContextManager[None]:
         raise RuntimeError("whatever it is")
 
-    async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return request
+    async def answer(request: Mapping[str, Any]) -> ServerReport:
+        raise AssertionError(request)
 
     monkeypatch.setattr(control, "listening", fail)
     with pytest.raises(RuntimeError, match="whatever it is"), announced(answer):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.contract.report import OnDemandReport
 from llmserve.errors import ModelNotReadyError, NotLoadedError, ServerError
 from llmserve.server.keep.demand import Demand, Hold, OnDemand
 
@@ -94,6 +96,12 @@ async def used(one: Demand, name: str) -> None:
     hold = one.hold(name)
     await hold.granted
     one.release(hold)
+
+
+def report_of(one: Demand, name: str) -> OnDemandReport:
+    report = one.report(name)
+    assert report is not None
+    return report
 
 
 def test_the_least_recently_used_model_makes_place() -> None:
@@ -247,15 +255,15 @@ def test_a_model_that_fails_to_load_fails_its_own_requests_only() -> None:
         assert failed.value.details == {"retry_after": 6}
         assert waiting[1].report()["code"] == "not_loaded"
         await waiting[2].granted
-        assert one.report("a")["retry_after"] == 6
+        assert report_of(one, "a").retry_after == 6
         with pytest.raises(NotLoadedError):
             await one.hold("a").granted
-        assert one.report("b")["loaded"]
+        assert report_of(one, "b").loaded
         one.release(waiting[2])
         # Each failure doubles the time until the next try, up to five minutes.
         waits = []
         for _ in range(9):
-            clock.now += one.report("a")["retry_after"]
+            clock.now += report_of(one, "a").retry_after or 0
             with pytest.raises(NotLoadedError) as failed:
                 await one.hold("a").granted
             waits.append(failed.value.details["retry_after"] - 1)
@@ -266,9 +274,9 @@ def test_a_model_that_fails_to_load_fails_its_own_requests_only() -> None:
             await one.hold("a").granted
         models.broken = set()
         await one.load("a")
-        assert one.report("a") | {"load_seconds": 0} == {
-            "loaded": True, "size": 1, "pinned": False, "waited_for": False, "load_seconds": 0
-        }  # fmt: skip
+        assert replace(report_of(one, "a"), load_seconds=0) == OnDemandReport(
+            loaded=True, size=1, load_seconds=0
+        )
 
     go(scenario())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import ModelNotReadyError, NotLoadedError, ServerError
 from llmserve.repository.repository import Model
 from llmserve.server import Holds, OnDemand, ServerSettings
@@ -130,6 +131,12 @@ def test_why_a_model_cannot_be_held_arrives_as_the_same_error(tmp_path: Path) ->
     asyncio.run(asyncio.wait_for(go(), 20))
 
 
+def is_waited_for(supervisor: Supervisor, name: str) -> bool:
+    assert supervisor._demand is not None
+    report = supervisor._demand.report(name)
+    return report is not None and report.waited_for
+
+
 def test_who_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:
     async def go() -> None:
         models, path = Models(), tmp_path / "sock"
@@ -138,10 +145,10 @@ def test_who_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:
             assert supervisor._demand is not None
             async with holds.hold("a"):
                 waiting = asyncio.ensure_future(used(holds, "b", []))
-                while not supervisor._demand.report("b")["waited_for"]:
+                while not is_waited_for(supervisor, "b"):
                     await asyncio.sleep(0.001)
                 waiting.cancel()
-                while supervisor._demand.report("b")["waited_for"]:
+                while is_waited_for(supervisor, "b"):
                     await asyncio.sleep(0.001)
             await used(holds, "a", [])
             assert models.history == ["+a"]
@@ -154,7 +161,7 @@ def test_a_serve_that_is_about_to_hold_models_is_asked_again(
 ) -> None:
     monkeypatch.setattr(holding, "_NOT_YET", 0.01)
 
-    async def not_yet(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def not_yet(_: Mapping[str, Any]) -> ServerReport:
         raise ServerError("the server is still loading")
 
     async def go() -> None:
@@ -198,18 +205,17 @@ def test_a_user_loads_and_unloads_over_the_same_socket(tmp_path: Path) -> None:
             for do in ("load", "reload", "unload"):
                 await supervisor._change_on_demand(demand, do, "a")
             assert models.history == ["+a", "-a", "+a", "-a"]
-            entry = {"name": "a", "state": "unloaded"}
             await supervisor._change_on_demand(demand, "load", "a")
             models.unreadable = {"a"}
             with pytest.raises(ServerError, match="it cannot be read"):
                 await supervisor._change_on_demand(demand, "reload", "a")
             assert models.loaded == {"a"}, "the old one still answers"
             await supervisor._change_on_demand(demand, "unload", "a")
-            (report,) = supervisor._with_demand([entry])
-            assert report["loaded"] is False
-            assert report["task"] == "task of a"
-            part = {"name": "part", "state": "ready"}
-            assert supervisor._with_demand([part]) == [part]
+            report = supervisor._with_demand(ModelReport("a", State.UNLOADED)).demand
+            assert report is not None
+            assert (report.loaded, report.task) == (False, "task of a")
+            part = ModelReport("part", State.READY)
+            assert supervisor._with_demand(part) == part
 
     asyncio.run(asyncio.wait_for(go(), 20))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.report import State
 from llmserve.errors import LLMServeError, ServerError, UsageError
 from llmserve.server import ServerSettings
 from llmserve.server.keep import keeper, orders, restart
@@ -24,7 +25,6 @@ from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.restart import Restarter
-from llmserve.server.keep.states import State
 from llmserve.server.keep.supervisor import Supervisor
 from llmserve.server.run.ends import End
 from llmserve.server.run.stubs import Stubs
@@ -133,7 +133,7 @@ def test_a_model_of_a_triton_that_ends_meanwhile_is_not_unloaded(
         one.check(time.monotonic())
         triton.code = 1
         assert await outcome(one, "a") == "Triton is restarting: wait until it is ready"
-        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.report().state is State.READY)
         assert restarts[0].models == ("a", "b")
         assert await outcome(one, "a") == "", "it can be unloaded then"
         await one.settle()
@@ -212,7 +212,7 @@ def test_a_user_may_unload_all_that_answers(folder: Path, restarts: list[ServerS
         assert not one.kept.failed
         assert await outcome(one, "b") == ""
         triton.code = 1
-        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.report().state is State.READY)
         assert restarts[0].names() == []
         assert not one.kept.failed
         await one.settle()
@@ -307,7 +307,7 @@ def test_a_triton_that_a_signal_has_stopped_is_restarted_in_seconds(
         one = supervised(folder, triton, lines)
         os.kill(idle, signal.SIGSTOP)
         began = time.monotonic()
-        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.report().state is State.READY)
         assert time.monotonic() - began < 6
         await one.settle()
 

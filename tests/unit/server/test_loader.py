@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.report import State
 from llmserve.repository.repository import Model
 from llmserve.server.keep import loader as module
 from llmserve.server.keep.loader import ReplicaLoader
-from llmserve.server.keep.states import State
 
 
 class Keeper:

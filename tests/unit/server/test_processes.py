@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.contract.report import State
 from llmserve.plugin import Address
 from llmserve.plugins.roles import Frontend, Place
 from llmserve.server.find.launch import Launch, inherited_environment
 from llmserve.server.keep import watched_frontend
-from llmserve.server.keep.states import State
 from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
 from llmserve.server.run.frontend import RunningFrontend, start_frontend
 from llmserve.server.run.guard import LOCK, ZOMBIE, remove_leftovers, state_of

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.report import State
 from llmserve.errors import ServerError
 from llmserve.repository.repository import Repository
 from llmserve.server import ServerSettings
@@ -21,7 +22,6 @@ from llmserve.server.keep.loader import ReplicaLoader
 from llmserve.server.keep.orders import Orders
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.shelf import Shelf
-from llmserve.server.keep.states import State
 from llmserve.server.settings import Ports
 
 LOADED = "I1125 15:45:27.9 24669 m.cc:472] \"successfully loaded '{}'\"\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llmserve.server.keep.states import State, Watch, best_of
+from llmserve.contract.failures import FAILURES
+from llmserve.contract.report import State
+from llmserve.server.keep.states import Watch
 
 
 @pytest.fixture
@@ -101,12 +103,16 @@ def test_a_request_to_load_a_failed_model_restarts_it(watch: Watch, lines: list[
     assert (watch.state, watch.restart_at) == (State.RESTARTING, 7.5)
 
 
-def test_a_replica_that_answers_counts_before_one_that_fails() -> None:
-    """Otherwise a frontend would say that the model is down while it answers."""
-    fails = {"name": "m", "state": "ready", "why": "", "restarts": 1, "failing": "it raised"}
-    answers = {"name": "m", "state": "ready", "why": "", "restarts": 2}
-    assert best_of([fails, answers]) == best_of([answers, fails]) == {**answers, "restarts": 3}
-    assert best_of([{**answers, "state": "loading"}, fails])["failing"] == "it raised"
+def test_a_death_has_the_code_of_the_table_until_it_answers_again(watch: Watch) -> None:
+    watch.loaded(0.0)
+    watch.died(1.0, "its process has died")
+    assert watch.report().failure is FAILURES["model_died"]
+    watch.loading(2.0)
+    assert watch.report().failure is FAILURES["model_died"]
+    watch.loaded(3.0)
+    assert watch.report().failure is None
+    watch.failed(4.0, "it failed to load: no module")
+    assert watch.report().failure is FAILURES["not_loaded"]
 
 
 def test_what_went_wrong_is_said_in_words(watch: Watch) -> None:

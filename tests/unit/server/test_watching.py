@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.report import ServerReport, State
 from llmserve.errors import ServerError
 from llmserve.server.keep.control import ask, listening
 from llmserve.server.run.ends import End
@@ -151,15 +152,15 @@ def test_connections_are_counted_while_both_ends_are_open() -> None:
 
 
 def test_a_request_at_the_socket_gets_an_answer_or_an_error(tmp_path: Path) -> None:
-    async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(request: Mapping[str, Any]) -> ServerReport:
         if request["do"] != "status":
             raise ServerError("no such model")
-        return {"models": []}
+        return ServerReport(State.READY)
 
     async def exchange() -> None:
         async with listening(tmp_path / "sock", answer):
             status = await asyncio.to_thread(ask, tmp_path / "sock", {"do": "status"})
-            assert status == {"models": []}
+            assert status == ServerReport(State.READY)
             with pytest.raises(ServerError, match="no such model"):
                 await asyncio.to_thread(ask, tmp_path / "sock", {"do": "reload"})
             with pytest.raises(ServerError, match="line of JSON"):

@@ -277,14 +277,17 @@ class Lines:
         if self._gateway.loads is None or self._is_quiet(LOAD_QUIET):
             return True
         reports = await self._gateway.catalog.supervised()
-        return all(report["name"] != model or report.get("loaded", True) for report in reports)
+        return all(
+            report.name != model or report.demand is None or report.demand.loaded
+            for report in reports
+        )
 
     async def _is_loading(self, model: str) -> bool:
         """Return whether a model that is not there may come: nothing is there, or it is known."""
         catalog, named = self._gateway.catalog, self._gateway.settings.models
         if named and model not in named:
             return False  # `serve` has it, and this gateway will never offer it.
-        if any(report["name"] == model for report in await catalog.supervised()):
+        if any(report.name == model for report in await catalog.supervised()):
             return True
         return not (await catalog.state())["models"]
 
