@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kept import KEPT
+
 # Other load on the machine slows down the drawing of examples, not the code under test.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
@@ -26,9 +28,16 @@ def _processes_can_be_interrupted() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Tests see no model that this user keeps, and leave none there."""
+    """Tests see no model that this user keeps, and leave none there.
+
+    What comparisons of weights have found is kept for all of them, and for the next run.
+    """
+    comparisons = KEPT / "comparisons"
+    comparisons.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("home") / "llmserve"
+        folder.mkdir(mode=0o700)
+        (folder / comparisons.name).symlink_to(comparisons)
         patch.setenv("LLMSERVE_HOME", str(folder))
         yield folder
 

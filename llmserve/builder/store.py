@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.build import build_spec
+from llmserve.builder.home import home, make_private
 from llmserve.builder.plan import (
     PARTS,
     BuildSpec,
@@ -33,22 +34,7 @@ from llmserve.plugins.registry import Registry
 from llmserve.repository.publish import recover, remove
 from llmserve.repository.repository import Model, Repository
 
-HOME = "LLMSERVE_HOME"
-"""The environment variable that names the folder of the store."""
-_OTHERS_MAY_WRITE = 0o022
-
 Stamps = Mapping[str, Mapping[str, Any]]
-
-
-def home() -> Path:
-    """Return the folder for what llmserve keeps of this user: by default in the user's cache."""
-    if named := os.environ.get(HOME):
-        return Path(named).expanduser().absolute()
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        raise ConfigError("this user has no home folder", hint=f"set {HOME} to a folder") from None
-    return cache.absolute() / "llmserve"
 
 
 @dataclass(frozen=True)
@@ -252,7 +238,7 @@ class Store:
     @contextmanager
     def _locked(self, name: str, report: Callable[[str], None] = lambda _: None) -> Iterator[None]:
         """Let one process at a time build or delete a model of this name."""
-        self._make_private()
+        make_private(self.folder, "models", "locks", "records")
         lock = self.folder / "locks" / self._key(name)
         try:
             handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
@@ -268,24 +254,6 @@ class Store:
             yield
         finally:
             os.close(handle)
-
-    def _make_private(self) -> None:
-        """Create the folder; refuse one into which others could put code that we would run."""
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.folder.stat()
-            for folder in (self.models_folder, self.folder / "locks", self._records):
-                folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"{self.folder} cannot be written: {error.strerror}",
-                hint=f"set {HOME} to another folder",
-            ) from None
-        if status.st_uid != os.getuid() or status.st_mode & _OTHERS_MAY_WRITE:
-            raise ConfigError(
-                f"other users may write to {self.folder}",
-                hint=f"chmod 700 it, or set {HOME} to another folder",
-            )
 
 
 def _update_of(kept: StoredModel, revision: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import llmserve
+from llmserve.builder.home import HOME
 from llmserve.builder.weights.check import check_weights
 from llmserve.errors import ModelSourceError, OutputError
 from llmserve.repository.check import check_repository
@@ -116,6 +120,36 @@ def test_check_names_it(weights: str, folder: Path, repo: Path) -> None:
 
 def check(folder: Path, **options: Any) -> None:
     check_weights(folder, asked="it", loader="AutoModelForCausalLM", **options)
+
+
+# Nothing can be compared with this program in Python's place.
+CHECK_WITHOUT_COMPARING = """
+import sys
+from pathlib import Path
+from llmserve.builder.home import HOME
+from llmserve.builder.weights.check import check_weights
+sys.executable = "/bin/false"
+check_weights(Path(sys.argv[1]), asked="it", loader="AutoModelForCausalLM", report=print)
+"""
+
+
+def test_what_was_compared_is_not_compared_by_the_next_process(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(model: Path) -> str:
+        words = [sys.executable, "-c", CHECK_WITHOUT_COMPARING, str(model)]
+        ended = subprocess.run(words, text=True, capture_output=True, check=False)
+        return ended.stdout + ended.stderr
+
+    shutil.copytree(folder, tmp_path / "whole")
+    change(folder, lose)
+    check(tmp_path / "whole")
+    with pytest.raises(ModelSourceError, match=f"has no {LOST}"):
+        check(folder)
+    assert printed(tmp_path / "whole") == "comparing its weights with its configuration\n"
+    assert f"it has no {LOST}" in printed(folder)
+    monkeypatch.setenv(HOME, str(tmp_path / "home"))
+    assert "whether its weights are complete is not known" in printed(folder)
 
 
 def test_extras_and_ties_are_no_fault(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from llmserve.builder import store as store_module
 from llmserve.builder.build import build_spec
+from llmserve.builder.home import home
 from llmserve.builder.plan import BuildSpec
-from llmserve.builder.store import Store, StoredModel, home
+from llmserve.builder.store import Store, StoredModel
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, OutputError, UsageError
 from llmserve.plugins.registry import Registry
