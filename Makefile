@@ -113,21 +113,21 @@ test-vllm:
 
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
-	@$(BIN)/python -m tests.bench.engines
-	@$(BIN)/python -m tests.bench.gateway
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.streams
+	@$(BIN)/python -m plugins.tools.bench.engines
+	@$(BIN)/python -m plugins.tools.bench.gateway
+	@OMP_NUM_THREADS=1 $(BIN)/python -m plugins.tools.bench.streams
 	@$(BIN)/python plugins/gpt2/bench/table.py
 	@$(BIN)/python plugins/openvino/bench/guessing.py
 
 # Every engine and its reference points, in one run.
 bench-engines: .venv/.ready
-	@$(BIN)/python -m tests.bench.engines
-	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
+	@$(BIN)/python -m plugins.tools.bench.engines
+	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m plugins.tools.bench.engines
 
 # A real chat model by ours, vLLM on the CPU and llama.cpp, as OpenAI endpoints, in turns. Makes the
 # environments of the others in build (2 GB); says of one that cannot be had why.
 bench-peers: .venv/.ready
-	@$(BIN)/python -m tests.bench.peers
+	@$(BIN)/python -m plugins.tools.bench.peers
 
 # For each engine an hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure,
 # no leftovers, and constant memory; SOAK=600 for ten minutes. Then streams through the gateway, of which
@@ -144,22 +144,22 @@ soak: .venv/.ready
 BUNDLE ?= build/gpu-bundle
 BUNDLE_PYTHON ?= 3.12
 gpu-bundle: .venv/.ready
-	@$(BIN)/python -m tests.gpu.bundle --python $(BUNDLE_PYTHON) --out $(BUNDLE)
+	@$(BIN)/python -m plugins.tools.gpu.bundle --python $(BUNDLE_PYTHON) --out $(BUNDLE)
 
 # What is true on this machine's GPU, in 20 minutes: answers, speed, streams. In the bundle's own
 # environment if there is one. GPU_FLAGS="--device cpu --quick" checks the check.
 gpu:
-	@if [ -f $(BUNDLE)/site.tar.xz ]; then python3 -m tests.gpu --bundle $(BUNDLE) $(GPU_FLAGS); \
-		else $(MAKE) .venv/.ready && $(BIN)/python -m tests.gpu $(GPU_FLAGS); fi
+	@if [ -f $(BUNDLE)/site.tar.xz ]; then python3 -m plugins.tools.gpu --bundle $(BUNDLE) $(GPU_FLAGS); \
+		else $(MAKE) .venv/.ready && $(BIN)/python -m plugins.tools.gpu $(GPU_FLAGS); fi
 
 # The same on the CPU, with what such a machine has and nothing else: another numpy, no network.
 gpu-check: .venv/.ready
-	@$(BIN)/python -m tests.gpu.bundle --out build/gpu-check/bundle --level 0 \
+	@$(BIN)/python -m plugins.tools.gpu.bundle --out build/gpu-check/bundle --level 0 \
 		--python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	@$(BIN)/python -m venv --clear build/gpu-check/machine
 	@build/gpu-check/machine/bin/python -m pip install --quiet \
 		$$(grep '^torch==' constraints.txt) 'transformers>=5.17,<6' 'numpy>=2'
-	@OMP_NUM_THREADS=1 build/gpu-check/machine/bin/python -m tests.gpu --device cpu --quick \
+	@OMP_NUM_THREADS=1 build/gpu-check/machine/bin/python -m plugins.tools.gpu --device cpu --quick \
 		--bundle build/gpu-check/bundle --out build/gpu-check/out
 	@cat build/gpu-check/out/report.md
 

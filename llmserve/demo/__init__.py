@@ -1,7 +1,7 @@
 """The demo model: a very small GPT-2 that is included in the package.
 
 It gives a first answer without any download. The code that trained it is in the project's
-repository, in ``tests/demo_trainer``.
+repository, in ``plugins/tools/demo_trainer``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
 from llmserve.testing import LiveTriton
-from tests.bench.gateway import gateway
+from plugins.tools.bench.gateway import gateway
 from tests.real.model import real_model
 from tests.support import ROOT
 

@@ -16,8 +16,8 @@ import pytest
 import llmserve.demo
 from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
-from tests.demo_trainer.grammar import documents
-from tests.demo_trainer.model import greedy
+from plugins.tools.demo_trainer.grammar import documents
+from plugins.tools.demo_trainer.model import greedy
 
 # The text the shipped weights were trained on. A change of the grammar requires new weights.
 FIRST_THOUSAND = "a60c83e5daabf36a76cbcfb0699cf98aed13a145d081b80d85f23d6368fc8138"

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.gpu import __main__ as kit
-from tests.gpu import bundle, environment
-from tests.gpu.requirements import closure
-from tests.gpu.results import Results, markdown, read
+from plugins.tools.gpu import __main__ as kit
+from plugins.tools.gpu import bundle, environment
+from plugins.tools.gpu.requirements import closure
+from plugins.tools.gpu.results import Results, markdown, read
 from tests.support import install
 
 
@@ -81,7 +81,7 @@ def test_a_bundle_that_does_not_fit_is_refused(tmp_path: Path, version: str, mes
 
 
 def test_what_a_part_found_before_it_was_ended_is_kept(tmp_path: Path) -> None:
-    parts = tmp_path / "checkout" / "tests" / "gpu" / "parts"
+    parts = tmp_path / "checkout" / "plugins" / "tools" / "gpu" / "parts"
     parts.mkdir(parents=True)
     for folder in (parts, parts.parent, parts.parent.parent):
         (folder / "__init__.py").touch()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.results import Results
+from plugins.tools.gpu.results import Results
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def settings() -> Settings:
 
 def save(model: Any, folder: Path) -> Path:
     """Write the model and a tokenizer with a word for every token; return the folder."""
-    from tests.bench.shapes import save_tokenizer
+    from plugins.tools.bench.shapes import save_tokenizer
 
     model.save_pretrained(folder)
     save_tokenizer(folder, model.config.get_text_config().vocab_size)

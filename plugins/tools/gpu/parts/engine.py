@@ -20,8 +20,8 @@ from llmserve_iterative import runner
 from llmserve_iterative.attention import FlashPlan
 from llmserve_iterative.on_cpu import replaced
 from llmserve_iterative.runner import FlatRunner, Runner, make_runner
-from tests.bench.shapes import SMALL, make_model, prompt_ids
-from tests.gpu.results import PROFILE
+from plugins.tools.bench.shapes import SMALL, make_model, prompt_ids
+from plugins.tools.gpu.results import PROFILE
 
 from .common import Settings, seconds, settings
 

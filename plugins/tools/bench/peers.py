@@ -1,6 +1,6 @@
 """Ours beside vLLM on the CPU and llama.cpp: a real chat model, the same requests, in turns.
 
-    python -m tests.bench.peers [--rounds 3] [--only openvino,vllm]
+    python -m plugins.tools.bench.peers [--rounds 3] [--only openvino,vllm]
 
 The model is that of the tests (`make real-model`). Ours are measured through the gateway, vLLM and
 llama.cpp through their own servers, all as OpenAI endpoints. llama.cpp computes with the weights as

@@ -1,4 +1,4 @@
-"""Train the demo model again: ``python -m tests.demo_trainer --output DIR``."""
+"""Train the demo model again: ``python -m plugins.tools.demo_trainer --output DIR``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.demo_trainer.grammar import END, PROMPT_END, documents
-from tests.demo_trainer.model import (
+from plugins.tools.demo_trainer.grammar import END, PROMPT_END, documents
+from plugins.tools.demo_trainer.model import (
     POSITIONS,
     PROMPTS,
     greedy,
@@ -103,7 +103,9 @@ def train(tokenizer: Any, seed: int, steps: int, threads: int) -> Any:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the tokenizer and the network, write the folder and print some answers."""
-    parser = argparse.ArgumentParser(prog="python -m tests.demo_trainer", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m plugins.tools.demo_trainer", description=__doc__
+    )
     parser.add_argument("--output", type=Path, required=True, help="the folder to write")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")

@@ -15,7 +15,7 @@ import torch
 
 from llmserve.testing import LiveTriton
 from llmserve.testing.tiny_models import VOCAB, make_model
-from tests.bench.shapes import Prompts
+from plugins.tools.bench.shapes import Prompts
 
 from .common import Settings, save, settings
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.demo_trainer.grammar import END, PROMPT_END, TEMPLATE
+from plugins.tools.demo_trainer.grammar import END, PROMPT_END, TEMPLATE
 
 VOCABULARY = 1024
 POSITIONS = 512

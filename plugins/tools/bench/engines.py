@@ -1,6 +1,6 @@
 """All engines in one run: through Triton, and their reference points in process.
 
-    python -m tests.bench.engines [--rounds 5] [--shape 92m] [--only generate,openvino]
+    python -m plugins.tools.bench.engines [--rounds 5] [--shape 92m] [--only generate,openvino]
 
 The model has a known shape and random weights, and no prompt is used twice. Each round measures all
 engines with 1, 8 and 32 concurrent prompts, in a random order, so that other load on the machine

@@ -1,6 +1,6 @@
 """What a batch costs those who ask live: their latency with and without 5,000 requests behind them.
 
-    python -m tests.bench.batches [--rounds 3] [--seconds 20] [--plugin openvino] [--beside 1]
+    python -m plugins.tools.bench.batches [--rounds 3] [--plugin openvino] [--beside 1]
 
 Clients ask for a stream, and pause for a random time before they ask again, so that there are
 moments without any. They do so alone and beside a batch, in turns; what the batch has answered

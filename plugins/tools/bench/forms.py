@@ -1,4 +1,6 @@
-"""What it costs to constrain answers: `python -m tests.bench.forms [ROUNDS] [--real PLUGIN]`.
+"""What it costs to constrain answers.
+
+    python -m plugins.tools.bench.forms [ROUNDS] [--real PLUGIN]
 
 128,000 tokens, random weights. Runs of 32 answers of `iterative`'s engine, free and constrained,
 alternate; on a busy machine, processor time is more reliable than wall time.
@@ -28,9 +30,10 @@ import llmserve
 from llmserve.runtime import Engine, Generation, RequestError, TextFormatter, read_params
 from llmserve_iterative.runner import make_runner
 from tests.real.model import converted_model
+from tests.support import ROOT
 
 SIZE, STREAMS, TOKENS = 128_000, 32, 48
-SCHEMAS = json.loads((Path(__file__).parents[1] / "unit/runtime/schemas.json").read_text("utf-8"))
+SCHEMAS = json.loads((ROOT / "tests/unit/runtime/schemas.json").read_text("utf-8"))
 FORMATTER = TextFormatter({}, Path())
 
 

@@ -1,6 +1,6 @@
 """Says what is true on this machine's GPU; on a CPU it checks itself with small shapes.
 
-    python -m tests.gpu [--bundle build/gpu-bundle] [--out build/gpu] [--device cpu --quick]
+    python -m plugins.tools.gpu [--bundle build/gpu-bundle] [--out build/gpu] [--device cpu --quick]
 
 With a bundle it needs no network, and of this Python only torch and transformers. The parts run one
 after the other, each in a process of its own for a bounded time, and what a part found is in a file
@@ -25,7 +25,7 @@ from pathlib import Path
 from .environment import SetupError, create
 from .results import PROFILE, Row, markdown, read
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _TOTAL = 20 * 60
 """Seconds for all parts together."""
 _FACTS = """
@@ -83,9 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 python = create(args.bundle, Path(scratch, "environment"))
             except SetupError as error:
                 sys.exit(f"error: {error}")
-            # Only the tests come from the checkout; llmserve is what the bundle brought.
-            Path(scratch, "checkout").mkdir()
-            Path(scratch, "checkout", "tests").symlink_to(ROOT / "tests")
+            # Only the tools come from the checkout; llmserve is what the bundle brought.
+            tools = Path(scratch, "checkout", "plugins", "tools")
+            tools.parent.mkdir(parents=True)
+            tools.symlink_to(ROOT / "plugins" / "tools")
             path = str(Path(scratch, "checkout"))
         report = Report(args.out / "report.md", python, time.monotonic() - started)
         for part in parts:
@@ -106,7 +107,7 @@ def run(
     folder.mkdir()
     results = args.out / f"{part.module}.jsonl"
     command = [
-        str(python), "-m", f"tests.gpu.parts.{part.module}",
+        str(python), "-m", f"plugins.tools.gpu.parts.{part.module}",
         f"--device={args.device}", f"--folder={folder}", f"--results={results}",
         *(["--quick"] if args.quick else []),
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """What the gateway costs: a model through it and directly, alternating in one run.
 
-    python -m tests.bench.gateway [--rounds 5] [--plugin hf] [--shape demo]
+    python -m plugins.tools.bench.gateway [--rounds 5] [--plugin hf] [--shape demo]
 
 Processor time is the gateway's own, as the system counts it. What a chunk costs is the difference
 between long and short streams; what a request costs is the rest of the short ones. Next to the
@@ -75,7 +75,7 @@ def cpu_seconds(process: int) -> float:
 
 def reading_alone(target: Target) -> float:
     """Return the milliseconds of processor time that `grpc.aio` alone needs to read a message."""
-    command = [sys.executable, "-m", "tests.bench.grpc_reader", target.url, target.model]
+    command = [sys.executable, "-m", "plugins.tools.bench.grpc_reader", target.url, target.model]
     env = {**os.environ, **GRPC}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return float(done.stdout)

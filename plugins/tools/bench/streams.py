@@ -1,6 +1,6 @@
 """How smoothly streams arrive, of a model whose steps take 10 ms and compute nothing.
 
-    python -m tests.bench.streams [--rounds 3] [--tokens 100] [--batching continuous]
+    python -m plugins.tools.bench.streams [--rounds 3] [--tokens 100] [--batching continuous]
 
 Directly over gRPC, with and without a shared stream in turns, and through the gateway's HTTP in
 front of it, with 32, 128 and 256 streams. The ideal is a token of every stream each 10 ms. The gap

@@ -1,6 +1,6 @@
 """What `grpc.aio` alone needs to read streams: the lower bound of a gateway that uses it.
 
-    python -m tests.bench.grpc_reader URL MODEL
+    python -m plugins.tools.bench.grpc_reader URL MODEL
 
 It sends the same requests as the gateway's benchmark, 32 concurrently, discards the responses, and
 prints the processor time per message in milliseconds: the difference between long and short

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmserve.client import AsyncClient, connect_async
 from llmserve.testing import LiveTriton
-from tests.bench.shapes import SMALL, Prompts, make_model
+from plugins.tools.bench.shapes import SMALL, Prompts, make_model
 
 from .common import Settings, save, settings
 

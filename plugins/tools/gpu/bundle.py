@@ -1,6 +1,6 @@
 """Packs what a machine without a network needs beside PyTorch and transformers.
 
-    python -m tests.gpu.bundle [--python 3.12] [--out build/gpu-bundle]
+    python -m plugins.tools.gpu.bundle [--python 3.12] [--out build/gpu-bundle]
 
 The result is a folder with one archive, the packages of this checkout and all that they need, for
 the given version of Python on Linux x86-64, whichever version packs it. The embedded Triton is
@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from .environment import ARCHIVE, FROM_THE_MACHINE, PYTHON
 from .requirements import closure
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONTENTS = "contents.txt"
 LIMIT = 56_000_000
 """Bytes that a bundle may take: some ways to a machine behind a firewall are narrow."""
@@ -48,12 +48,12 @@ _READ_ME = """\
 llmserve for a machine without a network: Linux x86-64, Python {python}, torch and transformers.
 In a checkout, this says what is true on that machine:
 
-    python{python} -m tests.gpu --bundle {folder}
+    python{python} -m plugins.tools.gpu --bundle {folder}
 
 For anything else, the same environment to keep: the packages of the archive, and of the machine's
 only torch, transformers and what these need (all others could need a newer numpy):
 
-    python{python} -c 'import pathlib as p; from tests.gpu.environment import create; \
+    python{python} -c 'import pathlib as p; from plugins.tools.gpu.environment import create; \
         create(p.Path("{folder}"), p.Path("llmserve"))'
     llmserve/bin/python -m llmserve_cli --help
 """

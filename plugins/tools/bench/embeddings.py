@@ -1,6 +1,6 @@
 """Embeddings through Triton against the library that most people compute them with, in turns.
 
-    python -m tests.bench.embeddings [--rounds 3] [--texts 1000] [--gateway] [--vllm]
+    python -m plugins.tools.bench.embeddings [--rounds 3] [--texts 1000] [--gateway] [--vllm]
 
 A real encoder (`make real-model`) embeds texts of random lengths. What is measured against is
 `encode()` of sentence-transformers in a process of its own, with sorted batches and no server, at

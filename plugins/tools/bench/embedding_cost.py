@@ -1,10 +1,10 @@
 """The processor time of embeddings against that of the library that most people use for them.
 
-    python -m tests.bench.embedding_cost [--rounds 3] [--texts 1000] [--only openvino]
+    python -m plugins.tools.bench.embedding_cost [--rounds 3] [--texts 1000] [--only openvino]
 
 Everything computes with one thread, in this process, and processor time is counted instead of
 seconds: so the ratios hold on a machine that has other work too. On one side is `encode()` as in
-`tests.bench.embeddings`, on the other a model's own runtime: reading a request, tokenizing,
+`plugins.tools.bench.embeddings`, on the other a model's own runtime: reading a request, tokenizing,
 computing and formatting, without Triton and the network.
 """
 

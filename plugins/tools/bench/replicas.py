@@ -1,6 +1,6 @@
 """What `serve --replicas` gains: one, two and four Tritons behind one gateway, and one killed.
 
-    python -m tests.bench.replicas [--seconds 20] [--replicas 1 2 4]
+    python -m plugins.tools.bench.replicas [--seconds 20] [--replicas 1 2 4]
 
 The model sleeps for its tokens, so that a few cores are enough: eight concurrent requests, 50 ms
 per token. It remembers blocks of prompts, as an engine with a prefix cache does, and reports how
