@@ -90,8 +90,10 @@ def check_repository(
         elif model.manifest:
             problems += check_files(model, quick=quick)
             problems += check_components(repository, model, model.manifest)
-            problems += check_code_of(model.folder, model.manifest)
-            if not quick:
+            code = list(check_code_of(model.folder, model.manifest))
+            problems += code
+            # What takes code from elsewhere is not loaded, not even without its weights.
+            if not quick and not code:
                 problems += check_weights_of(model, model.manifest)
             if served_here:
                 problems += check_needs(model.name, model.manifest)
