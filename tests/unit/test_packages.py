@@ -11,7 +11,6 @@ from pathlib import Path
 import packaging.requirements  # noqa: F401 - the tests hide what is installed
 import pytest
 
-from llmserve import packages
 from llmserve.packages import conflicts, origin, remedy
 from llmserve.packages import install_command as command
 from tests.site.blocks import pages
@@ -26,7 +25,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment of its own, with numpy 2 as pip installs it today."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sys, "version_info", (3, 12, 0))
-    monkeypatch.setattr(packages, "_pip", lambda: "pip")
+    # Its pip is the first on the path.
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(pip.with_name("python")))
+    monkeypatch.setenv("PATH", str(pip.parent))
     describe(tmp_path, "numpy", "2.4.6")
     describe(tmp_path, "llmserve", "0.2", requires=["numpy>=1.24"])
     return tmp_path

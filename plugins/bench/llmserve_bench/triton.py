@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
 from math import isfinite
@@ -37,6 +37,8 @@ _MACHINE_AGE = 2.0
 _open = build_opener(ProxyHandler({})).open
 
 Statistics = Mapping[str, Any]
+Samples = Sequence[tuple[float, Mapping[str, float]]]
+"""Gauges by name, each with the time at which they were read."""
 
 
 def fetch(url: str) -> str | None:
@@ -63,6 +65,33 @@ def read_gauges(text: str, models: Iterable[str]) -> dict[str, float]:
         if relevant and reported and isfinite(value):
             values.setdefault(name, []).append(value)
     return {name: fmean(v) if name in _SHARES else sum(v) for name, v in values.items()}
+
+
+def gauges_of(samples: Samples, began: float, ended: float) -> dict[str, Gauge]:
+    """Return the mean and the peak of each gauge that was not 0 all the time."""
+    values: dict[str, list[float]] = {}
+    for at, gauges in samples:
+        for name, value in gauges.items():
+            if began + (_MACHINE_AGE if name in MACHINE_GAUGES else 0.0) <= at <= ended:
+                values.setdefault(name, []).append(value)
+    return {name: Gauge(fmean(v), max(v)) for name, v in values.items() if max(v) > 0}
+
+
+def replaced_among(configs: Mapping[str, Any], published: Mapping[str, str]) -> dict[str, str]:
+    """Map each model that a stand-in serves to what it stands in for.
+
+    A stand-in publishes this on ``/metrics``. If that cannot be reached, Triton's configuration
+    still shows that Python runs a backend for which a plugin here registers a stand-in. A model
+    run by a library is never a stand-in, even if another server's metrics list its name.
+    """
+    registered = {b.name: b.stand_in_for for b in Registry.load().all(Backend)}
+    replaced = {}
+    for name, config in configs.items():
+        python = registered.get(config.backend) if config.runtime == _PYTHON else None
+        instead_of = published.get(name) or python
+        if instead_of and config.runtime in ("", _PYTHON):
+            replaced[name] = instead_of
+    return replaced
 
 
 class Observer:
@@ -122,32 +151,9 @@ class Observer:
             return None
         whole, *parts = [_difference(name, before[name], after[name]) for name in after]
         used = [part for part in parts if part.requests or part.executions]
-        replaced = self._stand_ins(stand_ins(self.metrics_url))
-        return ServerFigures((whole, *used), self._gauges(began, ended), replaced)
-
-    def _gauges(self, began: float, ended: float) -> dict[str, Gauge]:
-        values: dict[str, list[float]] = {}
-        for at, gauges in self._samples:
-            for name, value in gauges.items():
-                if began + (_MACHINE_AGE if name in MACHINE_GAUGES else 0.0) <= at <= ended:
-                    values.setdefault(name, []).append(value)
-        return {name: Gauge(fmean(v), max(v)) for name, v in values.items() if max(v) > 0}
-
-    def _stand_ins(self, published: Mapping[str, str]) -> dict[str, str]:
-        """Map each model that a stand-in serves to what it stands in for.
-
-        A stand-in publishes this on ``/metrics``. If that cannot be reached, Triton's configuration
-        still shows that Python runs a backend for which a plugin here registers a stand-in. A model
-        run by a library is never a stand-in, even if another server's metrics list its name.
-        """
-        registered = {b.name: b.stand_in_for for b in Registry.load().all(Backend)}
-        replaced = {}
-        for name, config in self._configs.items():
-            python = registered.get(config.backend) if config.runtime == _PYTHON else None
-            instead_of = published.get(name) or python
-            if instead_of and config.runtime in ("", _PYTHON):
-                replaced[name] = instead_of
-        return replaced
+        gauges = gauges_of(self._samples, began, ended)
+        replaced = replaced_among(self._configs, stand_ins(self.metrics_url))
+        return ServerFigures((whole, *used), gauges, replaced)
 
     def _read_configs(self, model: str) -> dict[str, Any]:
         """Read the configuration of a model, and of the ensemble steps and parts that it calls."""

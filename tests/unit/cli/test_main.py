@@ -287,10 +287,11 @@ def test_a_full_disk_is_one_line(site: Path) -> None:
 
 
 @pytest.mark.parametrize("name", absent.COMMANDS)
-def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> None:
+def test_a_command_of_a_package_that_is_not_installed_names_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_PLUGINS", "hf")
     group = Commands()
-    group.commands.pop(name, None)
-    group._has_plugins = True
     with pytest.raises(click.UsageError) as caught:
         group.resolve_command(click.Context(group), [name, "demo"])
     package = absent.COMMANDS[name]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.runtime import Generation
+from llmserve.runtime import Generation, Progress
 from llmserve.runtime.drivers.continuous import ContinuousDriver
 from llmserve.testing import FakeRequest, make_parts
 from llmserve.testing.echoes import EchoEngine, SlowFormatter
@@ -24,8 +24,8 @@ ENDLESS = 1_000_000
 class Model:
     """A running driver with its engine."""
 
-    def __init__(self) -> None:
-        self.engine = EchoEngine(pause=0.001)
+    def __init__(self, engine: EchoEngine | None = None) -> None:
+        self.engine = engine or EchoEngine(pause=0.001)
         self.formatter = SlowFormatter()
         self.driver = ContinuousDriver({}, Path())
         self.driver.start(make_parts(self.engine, formatter=self.formatter))
@@ -258,13 +258,19 @@ def test_a_stream_among_many_gets_its_first_piece_at_once_and_the_others_togethe
         assert len(stream.responses) < 100
 
 
-def test_a_driver_whose_thread_has_ended_is_not_ready(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert model.driver.is_ready()
+class EndsTheThread(EchoEngine):
+    def step(self) -> Progress:
+        self.running.clear()
+        raise GeneratorExit
+
+
+def test_a_driver_whose_thread_has_ended_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.excepthook", lambda _: None)
-    monkeypatch.setattr(model.driver, "_send", lambda now: (_ for _ in ()).throw(GeneratorExit))
+    model = Model(EndsTheThread())
+    assert model.driver.is_ready()
     model.send("a", max_tokens=2)
-    model.driver._threads[0].join(10)
-    assert not model.driver.is_ready()
-    model.engine.running.clear()
+    deadline = time.monotonic() + 10
+    while model.driver.is_ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    model.driver.finalize()

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +103,41 @@ class Threaded(Inline):
     has_thread = True
 
 
+class Ending(Inline):
+    """A driver that says when it ends."""
+
+    ended: list[str] = []
+
+    def finalize(self) -> None:
+        Ending.ended.append("driver")
+
+
+class NotReady(Inline):
+    def is_ready(self) -> bool:
+        return False
+
+
+class Formatter:
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None: ...
+
+
+class Closed(Formatter):
+    """A formatter that has something to close."""
+
+    def close(self) -> None:
+        Ending.ended.append("formatter")
+
+
+def answering(driver: str, **others: str) -> dict[str, Any]:
+    """Return the manifest of a model with this driver."""
+    content = manifest(Stage)
+    names = {"batching": driver, "generator": "Engine", **others}
+    content["components"] = {
+        role: {"runtime": f"{__name__}:{name}", "settings": {}} for role, name in names.items()
+    }
+    return content
+
+
 def manifest(stage: type[Any], **settings: Any) -> dict[str, Any]:
     component = {"runtime": f"{__name__}:{stage.__name__}", "settings": settings}
     contract: dict[str, Any] = {"inputs": [], "extras": [], "defaults": {}}
@@ -191,12 +225,7 @@ def test_a_part_can_set_variables_before_any_part_is_created(
 def test_loading_for_a_driver_with_its_own_thread_leaves_no_helpers_in_tritons_thread(
     load: Load, driver: type[Inline]
 ) -> None:
-    content = manifest(Stage)
-    content["components"] = {
-        role: {"runtime": f"{__name__}:{kind.__name__}", "settings": {}}
-        for role, kind in (("batching", driver), ("generator", Engine))
-    }
-    load(content)
+    load(answering(driver.__name__))
     created_in, started_in = Inline.seen
     assert created_in is started_in
     assert created_in.is_alive() is (driver is Inline)
@@ -206,29 +235,24 @@ def test_unloading_a_model_that_never_loaded_is_harmless() -> None:
     TritonPythonModel().finalize()
 
 
-def test_unloading_closes_a_formatter_that_can_be_closed_after_its_driver() -> None:
-    model, calls = TritonPythonModel(), []
-    driver: Any = SimpleNamespace(finalize=lambda: calls.append("driver"))
-    model._driver, model._formatter = driver, object()
-    model.finalize()
-    model._formatter = SimpleNamespace(close=lambda: calls.append("formatter"))
-    model.finalize()
-    assert calls == ["driver", "driver", "formatter"]
+@pytest.mark.parametrize(
+    ("formatter", "ended"), [("Formatter", ["driver"]), ("Closed", ["driver", "formatter"])]
+)
+def test_unloading_closes_a_formatter_that_can_be_closed_after_its_driver(
+    load: Load, formatter: str, ended: list[str]
+) -> None:
+    Ending.ended.clear()
+    load(answering("Ending", formatter=formatter)).finalize()
+    assert Ending.ended == ended
 
 
-def test_a_model_is_ready_unless_its_driver_is_not() -> None:
-    model = TritonPythonModel()
-    for driver, ready in ((object(), True), (SimpleNamespace(is_ready=lambda: False), False)):
-        model._driver = driver  # type: ignore[assignment]
-        assert model.is_ready() is ready
+@pytest.mark.parametrize(("driver", "ready"), [("Inline", True), ("NotReady", False)])
+def test_a_model_is_ready_unless_its_driver_is_not(load: Load, driver: str, ready: bool) -> None:
+    assert load(answering(driver)).is_ready() is ready
 
 
 def test_a_request_that_opens_a_shared_stream_never_reaches_a_driver(load: Load) -> None:
-    content = manifest(Stage)
-    content["components"] = {
-        role: {"runtime": f"{__name__}:{kind.__name__}", "settings": {}}
-        for role, kind in (("batching", Counting), ("generator", Engine))
-    }
+    content = answering("Counting")
     content["contract"]["shared_stream"] = NUMBER
     model = load(content, decoupled=True)
     opening = FakeRequest({"text_input": [""]}, open_shared_stream="0" * 32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tritonclient.grpc import model_config_pb2
@@ -11,8 +10,7 @@ from tritonclient.grpc import model_config_pb2
 from llmserve.plugin import Registry
 from llmserve.testing.web import metrics_page
 from llmserve_bench.results import Gauge
-from llmserve_bench.targets import Target
-from llmserve_bench.triton import Observer, fetch, read_gauges
+from llmserve_bench.triton import Samples, fetch, gauges_of, read_gauges, replaced_among
 
 PAGE = """
 # TYPE nv_inference_pending_request_count gauge
@@ -52,51 +50,38 @@ def test_metrics_are_fetched_without_the_web_proxy(monkeypatch: pytest.MonkeyPat
     assert fetch("no address") is None
 
 
-def make_observer(*pages: dict[str, float]) -> Observer:
-    """Return an observer that has sampled these gauges, one page per second from 0 on."""
-    observer = Observer(Target("demo", "", api="chat"))
-    observer._samples = [(float(at), page) for at, page in enumerate(pages)]
-    return observer
+def a_second_apart(*pages: dict[str, float]) -> Samples:
+    return [(float(at), page) for at, page in enumerate(pages)]
 
 
 def test_gauges_have_the_mean_and_the_peak_of_the_run() -> None:
-    observer = make_observer(*({"acme_running": value, "idle": 0.0} for value in (1.0, 2.0, 6.0)))
-    assert observer._gauges(0, 9) == {"acme_running": Gauge(3.0, 6.0)}
-    assert observer._gauges(5, 9) == {}
+    samples = a_second_apart(*({"acme_running": value, "idle": 0.0} for value in (1.0, 2.0, 6.0)))
+    assert gauges_of(samples, 0, 9) == {"acme_running": Gauge(3.0, 6.0)}
+    assert gauges_of(samples, 5, 9) == {}
 
 
 def test_gauges_of_the_machine_belong_to_the_run() -> None:
     # Triton reads the machine every two seconds: earlier values are from before the run.
-    values = [0.9, 0.9, 0.1, 0.2, 0.3]
-    observer = make_observer(*({"nv_gpu_utilization": value} for value in values))
-    gauge = observer._gauges(0, 4)["nv_gpu_utilization"]
+    samples = a_second_apart(*({"nv_gpu_utilization": v} for v in (0.9, 0.9, 0.1, 0.2, 0.3)))
+    gauge = gauges_of(samples, 0, 4)["nv_gpu_utilization"]
     assert gauge.mean == pytest.approx(0.2)
     assert gauge.peak == 0.3
-
-
-def observer_of(monkeypatch: pytest.MonkeyPatch, **configs: Any) -> Observer:
-    backends = [SimpleNamespace(name="onnxruntime", stand_in_for="onnxruntime")]
-    monkeypatch.setattr(Registry, "load", lambda: SimpleNamespace(all=lambda _: backends))
-    observer = Observer.__new__(Observer)
-    observer._configs = {
-        name: model_config_pb2.ModelConfig(name=name, **config) for name, config in configs.items()
-    }
-    return observer
 
 
 def test_a_stand_in_is_recognized_by_its_metrics_and_by_its_runtime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    observer = observer_of(
-        monkeypatch,
-        engine={"backend": "tensorrtllm", "runtime": "model.py"},
-        graph={"backend": "onnxruntime", "runtime": "model.py"},
-        real={"backend": "onnxruntime", "runtime": "libtriton_onnxruntime.so"},
-        others={"backend": "vllm", "runtime": "model.py"},
-        plain={"backend": "python", "runtime": "model.py"},
-    )
+    backends = [SimpleNamespace(name="onnxruntime", stand_in_for="onnxruntime")]
+    monkeypatch.setattr(Registry, "load", lambda: SimpleNamespace(all=lambda _: backends))
+    models = {
+        "engine": {"backend": "tensorrtllm", "runtime": "model.py"},
+        "graph": {"backend": "onnxruntime", "runtime": "model.py"},
+        "real": {"backend": "onnxruntime", "runtime": "libtriton_onnxruntime.so"},
+        "others": {"backend": "vllm", "runtime": "model.py"},
+        "plain": {"backend": "python", "runtime": "model.py"},
+    }
+    configs = {name: model_config_pb2.ModelConfig(name=name, **c) for name, c in models.items()}
     published = {"engine": "TensorRT-LLM", "real": "of another server"}
-    assert observer._stand_ins(published) == {
-        "engine": "TensorRT-LLM", "graph": "onnxruntime"
-    }  # fmt: skip
-    assert observer._stand_ins({}) == {"graph": "onnxruntime"}
+    expected = {"engine": "TensorRT-LLM", "graph": "onnxruntime"}
+    assert replaced_among(configs, published) == expected
+    assert replaced_among(configs, {}) == {"graph": "onnxruntime"}
