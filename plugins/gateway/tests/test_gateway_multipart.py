@@ -49,7 +49,7 @@ def test_a_form_is_the_same_in_whatever_pieces_it_comes(data: st.DataObject) -> 
     one = st.tuples(st.sampled_from(["file", "purpose"]), CONTENT.map(b"".join))
     parts = data.draw(st.lists(one, min_size=1, max_size=4))
     parts = [(name, content) for name, content in parts if b"\r\n--b-1" not in b"\r\n" + content]
-    body = data.draw(st.sampled_from([b"", b"preamble\r\n"])) + encoded(parts) + b"epilogue"
+    body = data.draw(st.sampled_from([b"", b"\r\n"])) + encoded(parts) + b"epilogue"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
     expected = [(Part(name, "a b.txt"), content) for name, content in parts]
@@ -117,6 +117,18 @@ def test_what_a_client_can_make_long_is_bounded() -> None:
         read([b"--b-1", b" " * 9000])
     with pytest.raises(ApiError, match="more than 32 parts"):
         read([encoded([("f", b"")] * 33)])
+
+
+def test_a_form_that_is_wrong_prints_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody with a key could fill a log."""
+    with pytest.raises(ApiError, match="cannot be read"):
+        read([b"--b-2\r\n"])
+    assert not caplog.records
+
+
+def test_of_two_headers_of_a_part_the_last_one_counts() -> None:
+    head = "content-disposition: form-data; name=a\r\ncontent-disposition: form-data; name=b"
+    assert read([f"--b-1\r\n{head}\r\n\r\nx\r\n--b-1--".encode()]) == [(Part("b", None), b"x")]
 
 
 def test_fields_and_the_names_of_files_are_told_apart() -> None:

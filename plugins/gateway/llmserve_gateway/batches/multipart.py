@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message
 from typing import NamedTuple
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
 
 from llmserve_gateway.errors import bad_request
 
@@ -34,91 +38,87 @@ class Form:
             boundary = _parameter(content_type, "boundary")
         if not boundary or len(boundary) > _MAX_BOUNDARY or not boundary.isascii():
             raise bad_request("the body must be a form: multipart/form-data with a boundary")
-        self._delimiter = b"\r\n--" + boundary.encode()
-        # The first delimiter may be the beginning of the body.
-        self._rest = b"\r\n"
-        self._next: Callable[[], tuple[Part | bytes | None, bool]] = self._preamble
-        self._parts = 0
+        self._found: list[Part | bytes] = []
+        self._parts = self._head_size = 0
+        self._name, self._value = bytearray(), bytearray()
+        self._disposition = b""
         self._is_over = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_begin": self._begin_header,
+                "on_header_field": self._add_to_name,
+                "on_header_value": self._add_to_value,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._end_head,
+                "on_part_data": self._add_data,
+                "on_end": self._end,
+            },
+        )
+        # It would print a line about each form that is wrong.
+        self._parser.logger = logging.Logger("form", logging.CRITICAL)
 
     def feed(self, data: bytes) -> Iterator[Part | bytes]:
         """Yield what a piece of the body brings: beginnings of parts, and the data between them."""
-        self._rest += data
-        waits = False
-        while not (waits or self._is_over):
-            found, waits = self._next()
-            if found:
-                yield found
-        if self._is_over:
-            self._rest = b""
+        try:
+            self._parser.write(data)
+        except FormParserError:
+            raise _unreadable() from None
+        found, self._found = self._found, []
+        yield from found
 
     def end(self) -> None:
         """Refuse a form that ends too early."""
         if not self._is_over:
             raise bad_request("the form is cut off: its last boundary is missing")
 
-    # Each of these returns what it has found, and whether it needs more of the body to go on.
-
-    def _preamble(self) -> tuple[bytes, bool]:
-        _, waits = self._content()
-        return b"", waits
-
-    def _content(self) -> tuple[bytes, bool]:
-        found, delimiter, rest = self._rest.partition(self._delimiter)
-        if delimiter:
-            self._rest, self._next = rest, self._after_delimiter
-            return found, False
-        # Its end may be the beginning of a delimiter.
-        kept = len(self._delimiter) - 1
-        found, self._rest = self._rest[:-kept], self._rest[-kept:]
-        return found, True
-
-    def _after_delimiter(self) -> tuple[None, bool]:
-        padding = len(self._rest) - len(self._rest.lstrip(b" \t"))
-        mark = self._rest[padding : padding + 2]
-        if len(mark) < 2:
-            self._check_head()
-            return None, True
-        if mark == b"--":
-            self._is_over = True
-        elif mark == b"\r\n":
-            # The end of this line may be that of the headers too, if there are none.
-            self._rest, self._next = self._rest[padding:], self._head
-        else:
-            raise bad_request("the form has something after a boundary")
-        return None, False
-
-    def _head(self) -> tuple[Part | None, bool]:
-        head, end, rest = self._rest.partition(b"\r\n\r\n")
-        if not end:
-            self._check_head()
-            return None, True
-        if len(head) > _MAX_HEAD:
-            raise _too_long()
+    def _begin(self) -> None:
         self._parts += 1
         if self._parts > _MAX_PARTS:
             raise bad_request(f"the form has more than {_MAX_PARTS} parts")
-        self._rest, self._next = rest, self._content
-        return _part(head), False
+        self._head_size = 0
+        self._disposition = b""
 
-    def _check_head(self) -> None:
-        if len(self._rest) > _MAX_HEAD:
-            raise _too_long()
+    def _begin_header(self) -> None:
+        self._name.clear()
+        self._value.clear()
+
+    def _add_to_name(self, data: bytes, start: int, end: int) -> None:
+        self._count(end - start)
+        self._name += data[start:end]
+
+    def _add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._count(end - start)
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+
+    def _count(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > _MAX_HEAD:
+            raise _unreadable()
+
+    def _end_head(self) -> None:
+        if len(self._disposition) > _MAX_TYPE:
+            raise _unreadable()
+        disposition = self._disposition.decode("utf-8", errors="replace").strip()
+        self._found.append(Part(_parameter(disposition, "name"), _filename(disposition)))
+
+    def _add_data(self, data: bytes, start: int, end: int) -> None:
+        self._found.append(data[start:end])
+
+    def _end(self) -> None:
+        self._is_over = True
 
 
-def _too_long() -> Exception:
-    return bad_request(f"the headers of a part of the form are over {_MAX_HEAD >> 10} KB")
-
-
-def _part(head: bytes) -> Part:
-    disposition = ""
-    for line in head.decode("utf-8", errors="replace").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "content-disposition":
-            disposition = value.strip()
-    if len(disposition) > _MAX_TYPE:
-        raise _too_long()
-    return Part(_parameter(disposition, "name"), _filename(disposition))
+def _unreadable() -> Exception:
+    return bad_request(
+        "the form cannot be read: a boundary or a header is wrong, the headers of a part are over "
+        f"{_MAX_HEAD >> 10} KB, or content-disposition is over {_MAX_TYPE >> 10} KB"
+    )
 
 
 def _filename(disposition: str) -> str | None:
