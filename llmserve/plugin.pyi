@@ -64,6 +64,7 @@ from llmserve.plugins.options import Option as Option
 from llmserve.plugins.options import Value as Value
 from llmserve.plugins.options import parse_assignments as parse_assignments
 from llmserve.plugins.registry import Registry as Registry
+from llmserve.plugins.roles import MODEL_ROLES as MODEL_ROLES
 from llmserve.plugins.roles import Backend as Backend
 from llmserve.plugins.roles import Batching as Batching
 from llmserve.plugins.roles import Formatter as Formatter

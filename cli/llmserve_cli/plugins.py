@@ -103,7 +103,7 @@ def unmatched_names(registry: Registry, environment: Mapping[str, str]) -> list[
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
-    from llmserve.builder.plan import known_options
+    from llmserve.plugin import MODEL_ROLES, known_options
 
     recipe = registry.recipe(name)
     options = known_options(recipe, registry)
@@ -114,7 +114,7 @@ def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
         return
     width = min(92, shutil.get_terminal_size().columns)
     click.echo(click.wrap_text(f"{recipe.name}: {recipe.summary}", width) + "\n")
-    for role in ("tokenizer", "generator", "batching", "formatter"):
+    for role in MODEL_ROLES:
         click.echo(f"  {role:<10} {getattr(recipe, role)}")
     click.echo("\nOptions (--set KEY=VALUE):\n")
     for option in options:

@@ -14,7 +14,6 @@ from llmserve.builder.context import BuildContext
 from llmserve.builder.ensemble import Assembly
 from llmserve.builder.plan import (
     DEFAULT_OUTPUT,
-    PARTS,
     REQUEST_OPTIONS,
     BuildResult,
     BuildSpec,
@@ -29,7 +28,7 @@ from llmserve.errors import ModelKindError, PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, python_of, remedy, runs_with
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.roles import Assemble, Generator, Recipe
+from llmserve.plugins.roles import MODEL_ROLES, Assemble, Generator, Recipe
 from llmserve.problems import Problem
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
@@ -191,7 +190,7 @@ def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str
     """Prepare a model that runs all components itself, after those that it calls."""
     context.config.backend = "python"
     context.write_entry()
-    components = {role: plan.prepare(role, context) for role in PARTS}
+    components = {role: plan.prepare(role, context) for role in MODEL_ROLES}
     parts = context.parts
     drafts = [_draft(plan, part, {}, {}, part_of=context.name) for part in parts.values()]
     backends = {part.config.backend for part in parts.values()}
@@ -220,7 +219,7 @@ def _prepare_ensemble(
     if [*context.parts] != [*assembly.parts] or any(part.context.parts for part in parts):
         raise PluginError("a model was added to a part instead of the assembly")
     prepared = {}
-    for role in PARTS:
+    for role in MODEL_ROLES:
         components = [part.components[role] for part in parts if role in part.components]
         if not components:
             raise PluginError(f"{plan.describe(role)} was chosen but is in none of the models")

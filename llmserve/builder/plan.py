@@ -27,7 +27,15 @@ from llmserve.names import check_model_name, closest, model_name_from, near_or_i
 from llmserve.packages import install_command
 from llmserve.plugins.options import Option, Value, renamed_values, resolve
 from llmserve.plugins.registry import Plugin, Registry
-from llmserve.plugins.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
+from llmserve.plugins.roles import (
+    MODEL_ROLES,
+    Batching,
+    Component,
+    Formatter,
+    Generator,
+    Recipe,
+    Tokenizer,
+)
 from llmserve.repository.manifest import Manifest
 
 SOURCE_OPTIONS = (
@@ -124,13 +132,6 @@ def needed_packages(plan: Plan) -> dict[str, str]:
     return versions
 
 
-PARTS: Mapping[str, type[Component]] = {
-    "tokenizer": Tokenizer,
-    "generator": Generator,
-    "batching": Batching,
-    "formatter": Formatter,
-}
-"""The roles that make up a model, in the order in which a request passes through them."""
 CONTRACT = frozenset(OPTIONS) | {
     tensor.name
     for tensor in (
@@ -191,7 +192,7 @@ class Plan:
         return f"{role} {getattr(self, role).name!r} of plugin {self.plugins[role]}"
 
     def components(self) -> Iterator[tuple[str, Component]]:
-        return ((role, getattr(self, role)) for role in PARTS)
+        return ((role, getattr(self, role)) for role in MODEL_ROLES)
 
     @property
     def extras(self) -> frozenset[str]:
@@ -259,7 +260,7 @@ def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     """Choose the components and resolve every option; refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)
-    chosen = {role: getattr(spec, role) for role in PARTS}
+    chosen = {role: getattr(spec, role) for role in MODEL_ROLES}
     components = _components(recipe, registry, chosen)
     _check_mode(components["generator"], components["batching"], registry)
     _check_answers(components["generator"], components["formatter"], registry)
@@ -339,7 +340,7 @@ def _components(
 ) -> dict[str, Any]:
     """Return the component of each role: the chosen one, else the recipe's."""
     components = {}
-    for role, kind in PARTS.items():
+    for role, kind in MODEL_ROLES.items():
         name = chosen.get(role) or getattr(recipe, role)
         if not chosen.get(role) and all(other.name != name for other in registry.all(kind)):
             raise PluginError(

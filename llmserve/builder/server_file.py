@@ -10,10 +10,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.plan import DEFAULT_OUTPUT, PARTS, BuildSpec
+from llmserve.builder.plan import DEFAULT_OUTPUT, BuildSpec
 from llmserve.builder.source import DEMO
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name, near
+from llmserve.plugins.roles import MODEL_ROLES
 
 SERVER_FILE = "llmserve.toml"
 
@@ -32,7 +33,7 @@ class Key:
 MODEL = {
     "source": Key("source", "A folder or a GGUF file, an id on the hub, or demo.", needed=True),
     "plugin": Key("text", "The plugin to build with; by default the best one for the device."),
-    **{role: Key("text", f"A {role} instead of the plugin's.") for role in PARTS},
+    **{role: Key("text", f"A {role} instead of the plugin's.") for role in MODEL_ROLES},
     "options": Key("options", "The options of the build, as llmserve plugins NAME lists them."),
     "pin": Key("flag", "With on_demand: whether it is loaded from the start, and stays."),
 }
@@ -150,7 +151,7 @@ def _spec(path: Path, name: str, entry: Any, repository: Path) -> BuildSpec:
     for key, row in MODEL.items():
         if row.needed and key not in model:
             raise ConfigError(f"{path}: {where} has no {key}", hint=f'add {key} = "…"')
-    parts: Any = {role: model.get(role) for role in PARTS}
+    parts: Any = {role: model.get(role) for role in MODEL_ROLES}
     return BuildSpec(
         model.get("plugin", ""), model["source"], name, _from_here(repository), **parts,
         options=model.get("options", {}),

@@ -19,7 +19,6 @@ from typing import Any
 from llmserve.builder.build import build_spec
 from llmserve.builder.home import home, make_private
 from llmserve.builder.plan import (
-    PARTS,
     BuildSpec,
     Plan,
     make_plan,
@@ -31,6 +30,7 @@ from llmserve.contract.names import MANIFEST
 from llmserve.errors import ConfigError, ModelSourceError, OutputError, UsageError
 from llmserve.names import check_model_name, is_model_name, model_name_from, near
 from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import MODEL_ROLES
 from llmserve.repository.publish import recover, remove
 from llmserve.repository.repository import Model, Repository
 
@@ -57,7 +57,7 @@ class Record:
 
     @classmethod
     def of(cls, spec: BuildSpec) -> Record:
-        components = {role: name for role in PARTS if (name := getattr(spec, role))}
+        components = {role: name for role in MODEL_ROLES if (name := getattr(spec, role))}
         paths = [spec.model, *(v for v in spec.options.values() if isinstance(v, str))]
         stamps = {path: found for path in paths if (found := _stamps(path))}
         return cls(spec.model, spec.plugin, components, dict(spec.options), stamps)
@@ -217,7 +217,9 @@ class Store:
         record = kept and kept.record
         if not record or record.model == spec.model or path_of(spec.model).exists():
             return spec
-        chosen: Any = {role: getattr(spec, role) or record.components.get(role) for role in PARTS}
+        chosen: Any = {
+            role: getattr(spec, role) or record.components.get(role) for role in MODEL_ROLES
+        }
         return replace(
             spec,
             model=record.model,

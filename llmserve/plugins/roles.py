@@ -270,17 +270,22 @@ class ToolParser(Role):
             raise PluginError(f"{self.name!r} finds nothing", hint="give its marks in thinking")
 
 
-ROLES: dict[str, type[Role]] = {
+MODEL_ROLES: Mapping[str, type[Component]] = {
     "tokenizer": Tokenizer,
     "generator": Generator,
     "batching": Batching,
     "formatter": Formatter,
+}
+"""The roles that make up a model, in the order in which a request passes through them."""
+
+ROLES: Mapping[str, type[Role]] = {
+    **MODEL_ROLES,
     "recipe": Recipe,
     "backend": Backend,
     "frontend": Frontend,
     "tool_parser": ToolParser,
 }
-"""Every role by its name, in the order in which a request passes through them."""
+"""Every role by its name."""
 
 _ELEMENTS: Mapping[str, type] = {
     "options": Option,

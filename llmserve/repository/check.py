@@ -29,7 +29,7 @@ from llmserve.packages import (
     too_new_numpy,
 )
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.roles import ROLES
+from llmserve.plugins.roles import MODEL_ROLES
 from llmserve.problems import Problem
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
@@ -323,10 +323,6 @@ def _check_step(problem: MakeProblem, step: ModelConfig, part: ModelConfig) -> I
             yield problem(f"{step.model_name} needs its input {name}", "map a tensor to it")
 
 
-# A recipe chooses the components and is not one of them.
-_ROLES = ROLES.keys() - {"recipe", "backend", "frontend", "tool_parser"}
-
-
 def check_files(model: Model, *, quick: bool) -> Iterator[Problem]:
     """Compare a model's files with its manifest; ``quick`` only finds missing ones."""
     if missing := model.missing():
@@ -346,7 +342,7 @@ def check_components(repository: Repository, model: Model, manifest: Manifest) -
             fatal=False,
         )
     if not manifest.part_of:
-        for role in sorted(_ROLES - manifest.components.keys()):
+        for role in sorted(MODEL_ROLES.keys() - manifest.components.keys()):
             yield problem(f"its manifest names no {role}", "build it again")
     for part in manifest.parts:
         if part not in repository.models:

@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 from llmserve import errors
-from llmserve.builder.plan import PARTS, known_options
+from llmserve.builder.plan import known_options
 from llmserve.contract import tensors
 from llmserve.contract.tensors import Tensor
 from llmserve.plugins.api import MODULES
 from llmserve.plugins.options import Option
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.roles import Component, Recipe
+from llmserve.plugins.roles import MODEL_ROLES, Component, Recipe
 from llmserve.runtime import metrics as model_metrics
 from llmserve_certify.commands import FAILED as CERTIFY_FAILED
 from llmserve_cli.group import cli
@@ -102,7 +102,7 @@ def plugin_options_page() -> str:
 
 def other_parts(registry: Registry) -> Iterator[tuple[str, Component]]:
     """Those with options that no recipe names: ``--batching NAME`` and so on choose them."""
-    for role, kind in PARTS.items():
+    for role, kind in MODEL_ROLES.items():
         named = {getattr(recipe, role) for recipe in registry.all(Recipe)}
         parts = (part for part in registry.all(kind) if part.name not in named)
         yield from ((role, part) for part in parts if part.options)
@@ -119,10 +119,7 @@ def _options(options: Iterable[Option]) -> str:
 
 
 def _recipe(recipe: Recipe, registry: Registry) -> str:
-    parts = ", ".join(
-        f"{role} `{getattr(recipe, role)}`"
-        for role in ("tokenizer", "generator", "batching", "formatter")
-    )
+    parts = ", ".join(f"{role} `{getattr(recipe, role)}`" for role in MODEL_ROLES)
     head = f"\n## {recipe.name}\n\n{_escaped(recipe.summary)}. It combines {parts}.\n\n"
     return head + _options(known_options(recipe, registry))
 

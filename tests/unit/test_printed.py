@@ -16,10 +16,10 @@ import click
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
-from llmserve.builder.plan import PARTS, REQUEST_OPTIONS, SOURCE_OPTIONS
+from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.contract.options import OPTIONS
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.roles import Recipe
+from llmserve.plugins.roles import MODEL_ROLES, Recipe
 from llmserve_cli.group import cli
 from tests.site.blocks import RUN_BY, Block, all_blocks, blocks
 from tests.site.pages import ROOT
@@ -76,7 +76,7 @@ def known(recipe: str, registry: Registry, chosen: dict[str, object]) -> set[str
     if not recipes:
         raise click.UsageError(f"no recipe {recipe}")
     names = {option.name for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS)}
-    for role, kind in PARTS.items():
+    for role, kind in MODEL_ROLES.items():
         parts = {getattr(each, role) for each in recipes} | {chosen.get(role)}
         names |= {o.name for part in registry.all(kind) if part.name in parts for o in part.options}
     return names

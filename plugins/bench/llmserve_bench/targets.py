@@ -13,6 +13,7 @@ from typing import Any
 from llmserve.client import ModelInfo, connect, parse_url
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import (
+    MODEL_ROLES,
     BuildSpec,
     Registry,
     Repository,
@@ -28,7 +29,6 @@ from llmserve_bench.prompts import TokenCounter, find_counter
 from llmserve_bench.results import Subject
 from llmserve_bench.senders import Api
 
-COMPONENTS = ("tokenizer", "generator", "batching", "formatter")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LABEL = re.compile(r"([\w. -]+)=(?=[^=])")
 OnStep = Callable[[str], None]
@@ -86,7 +86,7 @@ class Variant:
 
     @property
     def components(self) -> dict[str, Any]:
-        return {key: value for key, value in self.settings.items() if key in COMPONENTS}
+        return {key: value for key, value in self.settings.items() if key in MODEL_ROLES}
 
     def spec(self, model: str, output: Path) -> BuildSpec:
         parts = self.components
@@ -106,7 +106,7 @@ class Variant:
             if self.components:
                 # The recipe's defaults may name options of a component that was replaced.
                 recipe = replace(recipe, **self.components, defaults={})
-            return {*COMPONENTS, *(option.name for option in known_options(recipe, registry))}
+            return {*MODEL_ROLES, *(option.name for option in known_options(recipe, registry))}
         except LLMServeError:
             return None
 
