@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,14 @@ def batch(
     llmserve batch requests.jsonl answers.jsonl --openai https://example.com/v1 --in-order
     """
     with while_importing():
-        from llmserve.client import BatchRequests, open_answers
-        from llmserve_cli.batch_requests import Server, answers
+        from llmserve.client import BatchClient, BatchRequests, open_answers
 
     with closing(BatchRequests(source)) as requests, ExitStack() as stack:
         if openai is None:
             names = [request.model for request in requests.all]
             model = names[0] if names else ""
             openai = frontend_for(model, "openai", "--openai") or DEFAULT_URL
-        server = Server(openai, timeout, patience)
+        server = BatchClient(openai, concurrency=concurrency, timeout=timeout, patience=patience)
         # A wrong key or address leaves no file.
         if is_checked := retry_errors or not os.access(output, os.F_OK):
             server.check()
@@ -87,16 +86,12 @@ def batch(
             with open_answers(output, requests) as earlier:
                 earlier.drop_failed()
         written = stack.enter_context(open_answers(output, requests))
-        waiting = [request for request in requests.all if request.custom_id not in written]
         total, before = len(requests.all), len(written)
-        if waiting and not is_checked:
+        if before < total and not is_checked:
             server.check()
-        server.is_proven = before > written.failed
         try:
-            arriving = answers(server, requests, waiting, concurrency)
-            with closing(arriving), closing(_with_progress(arriving, total, before)) as lines:
-                for line in lines:
-                    written.append(line)
+            with _progress(total, before) as on_line:
+                server.answer(requests, written, on_line)
         finally:
             if (done := len(written)) < total:
                 hint = "run the same command again to continue"
@@ -113,12 +108,11 @@ def batch(
     return 0
 
 
-def _with_progress(
-    lines: Iterable[dict[str, Any]], total: int, before: int
-) -> Generator[dict[str, Any], None, None]:
+@contextmanager
+def _progress(total: int, before: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Show the progress on a terminal: how many, how fast, and how long the others take."""
     if not sys.stderr.isatty():
-        yield from lines
+        yield lambda _: None
         return
     with while_importing():
         from rich.console import Console
@@ -135,10 +129,13 @@ def _with_progress(
     failed = 0
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total, completed=before, rate="", failed="")
-        for line in lines:
+
+        def show(line: dict[str, Any]) -> None:
+            nonlocal failed
             failed += line["error"] is not None
-            yield line
             speed = progress.tasks[0].speed
             rate = f"{speed:.1f}/s" if speed else ""
             text = f"{failed} failed" if failed else ""
             progress.update(task, advance=1, rate=rate, failed=text)
+
+        yield show

@@ -3,6 +3,11 @@ from llmserve.client.aio import AsyncClient as AsyncClient
 from llmserve.client.batches.answers import BatchAnswers as BatchAnswers
 from llmserve.client.batches.answers import answer_line as answer_line
 from llmserve.client.batches.answers import open_answers as open_answers
+from llmserve.client.batches.engine import BatchEngine as BatchEngine
+from llmserve.client.batches.engine import BatchReply as BatchReply
+from llmserve.client.batches.http_server import BatchClient as BatchClient
+from llmserve.client.batches.jobs import BatchJob as BatchJob
+from llmserve.client.batches.jobs import BatchLine as BatchLine
 from llmserve.client.batches.requests import BATCH_ENDPOINTS as BATCH_ENDPOINTS
 from llmserve.client.batches.requests import BatchFileError as BatchFileError
 from llmserve.client.batches.requests import BatchRequest as BatchRequest
@@ -22,6 +27,7 @@ from llmserve.client.results import Logprob as Logprob
 from llmserve.client.results import Piece as Piece
 from llmserve.client.results import ToolCall as ToolCall
 from llmserve.client.sync import Client as Client
+from llmserve.client.threads import in_thread as in_thread
 from llmserve.client.tools.calls import read_calls as read_calls
 from llmserve.client.tools.calls import stream_calls as stream_calls
 from llmserve.client.tools.formats import ToolFormats as ToolFormats

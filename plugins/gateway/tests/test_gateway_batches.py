@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -30,12 +30,14 @@ from hypothesis import strategies as st
 
 from llmserve.client import (
     BatchFileError,
-    BatchRequest,
+    BatchJob,
+    BatchLine,
     BatchRequests,
     Completion,
     Computed,
     ModelInfo,
 )
+from llmserve.client.batches import engine, jobs
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
@@ -44,10 +46,9 @@ from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.app import make_app
-from llmserve_gateway.batches import checking, lines, routes, runner, uploads
+from llmserve_gateway.batches import asking, checking, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
-from llmserve_gateway.batches.jobs import Job, Line
 from llmserve_gateway.batches.records import Batch, StoredFile
 from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
@@ -78,6 +79,9 @@ class Model(Triton):
 
     async def models(self) -> list[str]:
         return ["m"] if self.is_loaded else []
+
+    def is_available(self, name: str) -> bool:
+        return True
 
     async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
         if options.get("prompt_only"):
@@ -454,7 +458,7 @@ def test_a_batch_whose_key_is_withdrawn_leaves_its_place_to_others(
 def test_a_line_that_is_asked_again_costs_its_key_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.01)
     keys, model = tmp_path / "keys", Model()
     mine = new_key(keys, "me", requests_per_minute=3)
 
@@ -473,7 +477,7 @@ def test_a_line_that_is_asked_again_costs_its_key_one_request(
 def test_an_answer_that_cannot_be_kept_costs_its_tokens_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.01)
     monkeypatch.setattr(runner, "_PERIOD", 0.01)
     keys, write = tmp_path / "keys", os.write
     mine = new_key(keys, "me", tokens_per_minute=100)
@@ -553,7 +557,7 @@ def test_a_batch_whose_time_is_over_has_an_error_for_each_line_that_is_left(
 def test_others_come_first_and_the_oldest_request_of_a_batch_gets_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "QUIET", 0.1)
+    monkeypatch.setattr(asking, "QUIET", 0.1)
     model = Model()
     limits = Limits(max_requests=8, max_queue=0, batch_requests=32, batch_beside=1)
 
@@ -605,8 +609,8 @@ def test_a_line_with_many_answers_leaves_slots_to_others(tmp_path: Path) -> None
 def test_a_line_leaves_its_slots_to_who_has_too_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "QUIET", 0.1)
-    monkeypatch.setattr(lines, "ADVANCE", float("inf"))
+    monkeypatch.setattr(asking, "QUIET", 0.1)
+    monkeypatch.setattr(asking, "ADVANCE", float("inf"))
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:
@@ -666,8 +670,8 @@ def test_a_request_for_all_slots_has_its_turn_between_lines_of_batches() -> None
 def test_a_batch_advances_even_if_others_never_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "ADVANCE", 0.05)
-    monkeypatch.setattr(runner, "_PERIOD", 0.02)
+    monkeypatch.setattr(asking, "ADVANCE", 0.05)
+    monkeypatch.setattr(engine, "_PERIOD", 0.02)
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:
@@ -688,8 +692,8 @@ def test_a_batch_advances_even_if_others_never_pause(
 def test_a_line_that_ends_its_model_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_PAUSE", 0.02)
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.02)
     model = Model()
     beside: list[list[str]] = []
     fatal: set[str] = set()
@@ -730,8 +734,8 @@ def test_a_line_that_ends_its_model_costs_only_itself(
 def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_PAUSE", "_LONGEST_PAUSE"):
-        monkeypatch.setattr(lines, name, 0.01)
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(jobs, name, 0.01)
     away = {"is": False}
 
     class Both(Model):
@@ -778,53 +782,11 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
     run(model, settings_of(tmp_path, supervisor=state), work)
 
 
-def test_lines_of_a_model_wait_until_it_is_back_whichever_it_has_died_of() -> None:
-    async def go() -> None:
-        job = job_of("a", "a", "b")
-        assert job.next(0.0)
-        # That line was asked for the last time.
-        job.has_died("a")
-        left = job.next(0.0)
-        assert left
-        assert left.request.model == "b"
-        assert job.next(0.0) is None
-        assert job.away(0.0) == ["a"]
-        job.has_returned("a")
-        assert job.next(0.0)
-
-    asyncio.run(go())
-
-
-def test_suspects_wait_longer_and_longer_and_none_forever() -> None:
-    async def go() -> None:
-        job = job_of("a", "a", "b")
-        suspects = [job.next(0.0), job.next(0.0)]
-        for suspect in suspects:
-            assert suspect
-            suspect.deaths = 1
-            job.put_back(suspect)
-        waits, now = [], 0.0
-        for _ in range(2000):
-            assert job.away(now) == ["a"]
-            assert not job.has_suspect(now)
-            job.is_still_away("a", now, (2.0, 30.0))
-            assert job.away(now) == []
-            waits.append(min(w for w in (2.0, 4.0, 8.0, 16.0, 30.0) if job.away(now + w)))
-            now += waits[-1]
-        assert waits == [2.0, 4.0, 8.0, 16.0, *[30.0] * 1996]
-        job.has_returned("a")
-        assert job.away(now) == []
-        assert [job.next_suspect(now), job.next_suspect(now)] == suspects
-        assert job.next_suspect(now) is None
-
-    asyncio.run(go())
-
-
 def test_a_model_that_still_loads_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_PAUSE", 0.02)
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.02)
     model = Model()
     model.is_loaded = False
 
@@ -946,45 +908,27 @@ def test_each_line_has_one_end_whatever_comes_between(
         assert errors.keys() == failing
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("QUIET", 0.01), ("_PAUSE", 0.005), ("_LONGEST_PAUSE", 0.005)):
-            patch.setattr(lines, name, value)
-        patch.setattr(runner, "_PERIOD", 0.005)
+        patch.setattr(asking, "QUIET", 0.01)
+        for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+            patch.setattr(jobs, name, 0.005)
+        patch.setattr(engine, "_PERIOD", 0.005)
         asyncio.run(go())
-
-
-@pytest.mark.parametrize(
-    ("prompt", "is_ascii"), [("\u732b" * 200, False), ([*range(10)] * 20, True), ("\ud800", True)]
-)
-def test_what_is_asked_for_a_line_is_not_larger_than_the_line(
-    tmp_path: Path, prompt: Any, is_ascii: bool
-) -> None:
-    asked = line("1", body={"model": "m", "prompt": prompt})
-    path = tmp_path / "requests.jsonl"
-    text = json.dumps(asked, ensure_ascii=is_ascii, separators=(",", ":"))
-    path.write_text(text, encoding="utf-8")
-    with closing(BatchRequests(path)) as requests:
-        job = Job(cast(Any, None), requests, cast(Any, {}))
-        first = job.next(0.0)
-        assert first
-        body = lines._body(first)
-    assert json.loads(body) == asked["body"]
-    assert len(body) < path.stat().st_size
 
 
 def test_a_line_on_which_the_gateway_fails_has_an_error_and_the_others_their_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.01)
     tried = []
 
-    def body(of: Line) -> bytes:
+    def body(of: BatchLine) -> bytes:
         if of.request.custom_id == "1":
             tried.append(of)
             raise RecursionError
         return written(of)
 
-    written = lines._body
-    monkeypatch.setattr(lines, "_body", body)
+    written = BatchLine.body
+    monkeypatch.setattr(BatchLine, "body", body)
 
     async def work(client: openai.AsyncOpenAI) -> None:
         batch = await ended(client, await begin(client, [line("1"), line("2"), line("3")]))
@@ -994,32 +938,6 @@ def test_a_line_on_which_the_gateway_fails_has_an_error_and_the_others_their_ans
 
     run(Model(), settings_of(tmp_path), work)
     assert len(tried) == 3
-
-
-def job_of(*models: str) -> Job:
-    asked = [BatchRequest(n, str(n), m, "/v1/completions", 0, 0) for n, m in enumerate(models, 1)]
-    batch = cast(Batch, SimpleNamespace(id="batch_x", owner="me"))
-    return Job(batch, cast(Any, SimpleNamespace(all=asked)), cast(Any, {}))
-
-
-def test_models_whose_lines_are_asked_are_not_looked_at_any_more() -> None:
-    async def go() -> None:
-        job = job_of("a", "b", "a")
-        first = job.next(0.0)
-        assert first
-        job.hold("a", 1.0)
-        second = job.next(0.0)
-        assert second
-        assert (first.request.model, second.request.model) == ("a", "b")
-        assert [*job._left] == ["a"]
-        job.put_back(second)
-        assert job.next(0.0) is second
-        job.put_back(first)
-        found = [job.next(1.0), job.next(1.0), job.next(1.0)]
-        assert [each and each.request.number for each in found] == [1, 3, None]
-        assert not job._left
-
-    asyncio.run(go())
 
 
 def test_what_cannot_be_done_is_refused_by_name(
@@ -1224,7 +1142,7 @@ def test_answers_count_as_files_of_their_key_while_they_come(
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.02)
     model, written = Model(), os.write
 
     def full(*_: Any) -> Any:
@@ -1363,13 +1281,13 @@ def test_a_batch_that_expired_stays_so_when_its_end_is_tried_again(
 ) -> None:
     monkeypatch.setattr(runner, "_PAUSE", 0.01)
     monkeypatch.setattr(routes, "read_window", lambda text: 0)
-    tries, begun = Counter[str](), Job.__init__
+    tries, begun = Counter[str](), BatchJob.__init__
 
-    def new(job: Job, *args: Any) -> None:
+    def new(job: BatchJob, *args: Any, **more: Any) -> None:
         tries["opened"] += 1
         if tries["opened"] == 1:
             raise RuntimeError("what nobody has thought of")
-        begun(job, *args)
+        begun(job, *args, **more)
 
     def save(*args: Any) -> Any:
         tries["saved"] += 1
@@ -1378,7 +1296,7 @@ def test_a_batch_that_expired_stays_so_when_its_end_is_tried_again(
         return written(*args)
 
     written = Runner._save_results
-    monkeypatch.setattr(Job, "__init__", new)
+    monkeypatch.setattr(BatchJob, "__init__", new)
     monkeypatch.setattr(Runner, "_save_results", save)
 
     async def work(client: openai.AsyncOpenAI) -> None:

@@ -22,7 +22,7 @@ from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve_gateway import loads
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
-from llmserve_gateway.batches import lines
+from llmserve_gateway.batches import asking
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, new_key
@@ -474,7 +474,7 @@ async def answered(client: httpx.AsyncClient, batch: str) -> int:
 def test_a_line_of_a_batch_loads_no_model_while_there_are_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lines, "_PAUSE", 0.01)
+    monkeypatch.setattr(asking, "_PAUSE", 0.01)
 
     async def go() -> None:
         serve = Serve("a", "b")
@@ -492,7 +492,7 @@ def test_a_line_of_a_batch_loads_no_model_while_there_are_others(
             # A conversation may go on.
             await asyncio.sleep(0.1)
             assert serve.history == ["+a"]
-            monkeypatch.setattr(lines, "LOAD_QUIET", 0.05)
+            monkeypatch.setattr(asking, "LOAD_QUIET", 0.05)
             assert await answered(client, batch) == 4
             assert serve.history == ["+a", "-a", "+b"]
             assert {serve.triton.asked[str(n)] for n in range(1, 5)} == {1}
@@ -520,8 +520,8 @@ def test_a_model_that_goes_while_a_line_is_on_its_way_is_not_loaded_again(tmp_pa
 def test_who_waits_for_a_model_does_not_wait_for_lines_of_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "QUIET", 0.05)
-    monkeypatch.setattr(lines, "LOAD_QUIET", 0.05)
+    monkeypatch.setattr(asking, "QUIET", 0.05)
+    monkeypatch.setattr(asking, "LOAD_QUIET", 0.05)
 
     async def go() -> None:
         serve = Serve("a", "b")
@@ -540,7 +540,7 @@ def test_lines_of_batches_that_wait_for_a_model_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("QUIET", "LOAD_QUIET", "_PAUSE"):
-        monkeypatch.setattr(lines, name, 0.05)
+        monkeypatch.setattr(asking, name, 0.05)
 
     async def go() -> None:
         serve = Serve("a", "b", max_loaded=2)
@@ -563,7 +563,7 @@ def test_lines_that_wait_take_no_place_of_others_in_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("QUIET", "LOAD_QUIET", "_PAUSE"):
-        monkeypatch.setattr(lines, name, 0.05)
+        monkeypatch.setattr(asking, name, 0.05)
 
     async def go() -> None:
         serve = Serve("a", "b", "c")

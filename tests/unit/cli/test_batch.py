@@ -23,11 +23,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequest, BatchRequests, answer_line, open_answers
+from llmserve.client import BatchRequests, answer_line, open_answers
 from llmserve.contract.report import FrontendReport, ModelReport, ServerReport, State
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
 from llmserve.server import Running
-from llmserve_cli.batch_requests import LONGEST_PAUSE, Response, Server, _Tries
 from llmserve_cli.group import cli
 
 
@@ -217,19 +216,6 @@ def test_a_failed_request_is_a_line_with_an_error_and_the_others_go_on(
     assert server.received["refused"] == 1
 
 
-def test_a_request_is_sent_again_however_often_it_was_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object) -> Response:
-        return Response(429, {}, b"{}")
-
-    monkeypatch.setattr(Server, "_send", full)
-    tries = _Tries(count=5000)
-    request = BatchRequest(1, "a", "m", "/v1/completions", 0, 1)
-    assert Server("http://127.0.0.1:1/v1", 1.0, 600.0)._attempt(request, b"{}", tries) is None
-    assert tries.pause == LONGEST_PAUSE
-
-
 def test_a_model_that_stays_full_costs_the_patience_once(tmp_path: Path, server: Script) -> None:
     server.busy_until = 1000
     source = write(tmp_path / "in", [*(request(n, "busy") for n in names(20)), request("fine")])
@@ -299,7 +285,7 @@ def test_no_server_is_an_error_at_once(tmp_path: Path, server: Script) -> None:
 def test_a_request_that_always_breaks_its_connection_costs_the_others_nothing(
     tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("llmserve.client.batches.jobs.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(Handler, "protocol_version", "HTTP/1.1" if kept else "HTTP/1.0")
     prompts = ["1", "always broken", *names(5)[2:]]
     source = write(tmp_path / "in", [request(prompt) for prompt in prompts])
@@ -308,14 +294,14 @@ def test_a_request_that_always_breaks_its_connection_costs_the_others_nothing(
     lines = {line["custom_id"]: line["error"] for line in read(tmp_path / "out")}
     assert lines.keys() == set(prompts)
     assert lines["always broken"]["code"] == "connection_broken"
-    assert "broke 2 times: Remote end closed connection" in lines["always broken"]["message"]
+    assert "broke 2 times: the server closed the connection" in lines["always broken"]["message"]
     assert all(server.received[name] == 1 for name in prompts if name != "always broken")
 
 
 def test_a_server_that_breaks_every_connection_costs_no_line(
     tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("llmserve.client.batches.jobs.FIRST_PAUSE", 0.01)
     source = write(tmp_path / "in", [request(name, "always broken") for name in names(5)])
     result = batch(source, tmp_path / "out", server, "--patience", "0.2")
     assert isinstance(result.exception, UnreachableError)
@@ -326,7 +312,7 @@ def test_a_server_that_breaks_every_connection_costs_no_line(
 def test_a_request_that_ends_the_server_costs_only_itself(
     tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch, says_so: bool
 ) -> None:
-    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("llmserve.client.batches.jobs.FIRST_PAUSE", 0.02)
     server.loading = [200] if says_so else [404]
     server.delay = 0.02
     prompts = ["1", *(f"deadly {n}" for n in range(2)), *names(30)[2:]]
@@ -347,7 +333,7 @@ def test_a_request_that_ends_the_server_costs_only_itself(
 def test_a_model_that_still_loads_is_waited_for_and_one_that_is_missing_is_not(
     tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("llmserve.client.batches.jobs.FIRST_PAUSE", 0.02)
     source = write(tmp_path / "in", [request("missing")])
     server.loading = [503, 200]
     assert batch(source, tmp_path / "out", server).return_value == 0

@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from llmserve.client import BatchReply
 from llmserve_gateway.gateway import BATCH_KEY
 from llmserve_gateway.headers import AsgiApp
 from llmserve_gateway.keys import BatchKey
 
 _NO_ANSWER = 499
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    content: bytes
-    """Of 30 MB if it is one of embeddings: parsing that would hold up all other requests."""
-
-    @property
-    def body(self) -> Any:
-        """What the answer says in JSON."""
-        with suppress(ValueError):
-            return json.loads(self.content)
-        return None
-
-    @property
-    def error(self) -> tuple[str, str]:
-        """The code and the message of a refusal."""
-        body = self.body
-        error = body.get("error") if isinstance(body, dict) else None
-        error = error if isinstance(error, dict) else {}
-        code = error.get("code") or error.get("type") or "unknown"
-        return str(code), str(error.get("message") or f"the answer was {self.status}")
-
-    @property
-    def pause(self) -> float | None:
-        """The seconds after which it asks to be asked again."""
-        with suppress(KeyError, ValueError):
-            return float(self.headers["retry-after"])
-        return None
 
 
 class Call:
@@ -80,7 +47,7 @@ class Call:
     def leave(self) -> None:
         self._left.set()
 
-    async def answer(self) -> Answer | None:
+    async def answer(self) -> BatchReply | None:
         """Return the answer, or None if the request was left before it."""
         # A task of its own: who leaves it may cancel it when it has just ended, and that would hit
         # whatever the same task does next.
@@ -90,7 +57,7 @@ class Call:
             asked.result()
         if not self._is_whole or self._status == _NO_ANSWER:
             return None
-        return Answer(self._status, self._headers, b"".join(self._pieces))
+        return BatchReply(self._status, self._headers, b"".join(self._pieces))
 
     async def _ask(self) -> None:
         await self._app(self._scope, self._receive, self._send)

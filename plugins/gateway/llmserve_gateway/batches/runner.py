@@ -10,15 +10,21 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.client import BatchFileError, BatchRequests, answer_line, open_answers
+from llmserve.client import (
+    BatchEngine,
+    BatchFileError,
+    BatchJob,
+    BatchRequests,
+    answer_line,
+    in_thread,
+    open_answers,
+)
 from llmserve.errors import LLMServeError
 from llmserve_gateway.batches import uploads
+from llmserve_gateway.batches.asking import Asking
 from llmserve_gateway.batches.checking import checked
 from llmserve_gateway.batches.folder import Folder
-from llmserve_gateway.batches.jobs import Job
-from llmserve_gateway.batches.lines import Lines
 from llmserve_gateway.batches.records import Batch, StoredFile
-from llmserve_gateway.batches.threads import in_thread
 from llmserve_gateway.bodies import MAX_BYTES
 from llmserve_gateway.errors import ApiError
 
@@ -56,8 +62,9 @@ class Runner:
         self.folder = folder
         self._gateway = gateway
         self._app = app
-        self._lines: Lines | None = None
-        self._jobs: dict[str, Job] = {}
+        self._asking: Asking | None = None
+        self._engine: BatchEngine | None = None
+        self._jobs: dict[str, BatchJob] = {}
         self._stops: dict[str, asyncio.Event] = {}
         self._open: list[Batch] = []
         """Those that have a place in memory."""
@@ -66,20 +73,16 @@ class Runner:
 
     async def run(self) -> None:
         """Answer all batches until this is cancelled."""
-        self._lines = lines = Lines(self._gateway, self._app, self._is_full)
+        self._asking = asking = Asking(self._gateway, self._app, self._is_full)
+        self._engine = engine = BatchEngine(asking)
         for batch in sorted(self.folder.batches.all(), key=lambda batch: batch.created_at):
             if batch.is_unfinished:
                 self.begin(batch)
         watching = asyncio.ensure_future(self._drop_expired_files())
         try:
-            while True:
-                lines.changed.clear()
-                lines.start()
-                # Lines wait for moments too: for quiet, or until a model is asked again.
-                await any_of(lines.changed, seconds=_PERIOD if self._jobs else None)
+            await engine.run()
         finally:
             watching.cancel()
-            await lines.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,7 +126,7 @@ class Runner:
     def count(self, batch: Batch) -> None:
         """Bring the numbers of a batch up to date."""
         if (job := self._jobs.get(batch.id)) is not None:
-            job.count()
+            _count(batch, job)
 
     def is_read(self, file: StoredFile) -> bool:
         """Return whether a batch still reads a file."""
@@ -132,7 +135,7 @@ class Runner:
 
     def _is_full(self, owner: str) -> bool:
         """Return whether the files of a key, with the answers that it has so far, are too many."""
-        jobs = [job for job in self._jobs.values() if job.batch.owner == owner]
+        jobs = [job for job in self._jobs.values() if job.owner == owner]
         held = sum(job.answers.path.stat().st_size for job in jobs)
         return self.folder.used(owner) + held > uploads.MAX_STORED
 
@@ -176,10 +179,10 @@ class Runner:
         owners = [other.owner for other in self._open]
         is_free = len(owners) < _OPEN and owners.count(batch.owner) < _OPEN_OF_ONE
         # That of a key that was withdrawn would keep its place for nothing.
-        return is_free and self._lines is not None and self._lines.key_of(batch.owner) is not None
+        return is_free and self._asking is not None and self._asking.key_of(batch.owner) is not None
 
     async def _answer(self, batch: Batch) -> None:
-        assert self._lines is not None  # noqa: S101
+        assert self._engine is not None  # noqa: S101
         source = self.folder.data(self.folder.file(batch.owner, batch.input_file_id))
         limits: dict[str, Any] = {
             "endpoints": (batch.endpoint,),
@@ -192,18 +195,19 @@ class Runner:
             stack.enter_context(closing(requests))
             opening = open_answers(self.folder.answers(batch), requests)
             answers = await in_thread(stack.enter_context, opening)
-            self._jobs[batch.id] = job = Job(batch, requests, answers)
-            job.count()
+            job = BatchJob(requests, answers, name=batch.id, owner=batch.owner)
+            self._jobs[batch.id] = job
+            _count(batch, job)
             try:
                 if batch.status == "validating":
                     await self._become(batch, "in_progress")
-                self._lines.add(job)
-                is_over = await self._wait_for(job)
+                self._engine.add(job)
+                is_over = await self._wait_for(batch, job)
             finally:
-                await self._lines.remove(job)
+                await self._engine.remove(job)
                 del self._jobs[batch.id]
             if is_over:
-                await self._finish(job)
+                await self._finish(batch, job)
 
     async def _requests(
         self, batch: Batch, source: Path, limits: Mapping[str, Any]
@@ -229,22 +233,22 @@ class Runner:
         with suppress(OSError):
             await in_thread(self.folder.save, batch)
 
-    async def _wait_for(self, job: Job) -> bool:
+    async def _wait_for(self, batch: Batch, job: BatchJob) -> bool:
         """Wait until a batch is done, is to be cancelled, or has no time left: not without key."""
-        stop = self._stops[job.batch.id]
+        stop = self._stops[batch.id]
         while not (job.is_done or stop.is_set()):
-            left = job.batch.expires_at - time.time()
+            left = batch.expires_at - time.time()
             if left <= 0:
                 break
-            if job.lacks_key:
+            if job.is_held:
+                # Its key has been withdrawn.
                 return False
             job.changed.clear()
             await any_of(stop, job.changed, seconds=left)
         return True
 
-    async def _finish(self, job: Job) -> None:
+    async def _finish(self, batch: Batch, job: BatchJob) -> None:
         """Write the results, which are the same if this is interrupted and done again."""
-        batch = job.batch
         if not job.is_done and batch.status != "cancelling":
             batch.has_expired = True
             await in_thread(self.folder.save, batch)
@@ -257,8 +261,8 @@ class Runner:
             await in_thread(_append_all, job, error)
         elif batch.status == "in_progress":
             await self._become(batch, "finalizing")
-        job.count()
-        saved = await in_thread(self._save_results, job)
+        _count(batch, job)
+        saved = await in_thread(self._save_results, batch, job)
         for file in saved:
             self.folder.add(file)
         batch.has_output, batch.has_errors = (
@@ -266,9 +270,9 @@ class Runner:
         )
         await self._end(batch, final)
 
-    def _save_results(self, job: Job) -> list[StoredFile]:
+    def _save_results(self, batch: Batch, job: BatchJob) -> list[StoredFile]:
         """Return the files of the answers and of the errors, as far as there are any."""
-        batch, now = job.batch, int(time.time())
+        now = int(time.time())
         expiry = None if batch.keep_seconds is None else now + batch.keep_seconds
         saved = []
         for path, kind in zip(self.folder.results(batch), ("output", "error"), strict=True):
@@ -338,6 +342,13 @@ async def any_of(*events: asyncio.Event, seconds: float | None) -> None:
             wait.cancel()
 
 
-def _append_all(job: Job, error: tuple[str, str]) -> None:
+def _count(batch: Batch, job: BatchJob) -> None:
+    """Bring the numbers that a batch shows up to date."""
+    batch.total = len(job.requests.all)
+    batch.failed = job.answers.failed
+    batch.completed = len(job.answers) - job.answers.failed
+
+
+def _append_all(job: BatchJob, error: tuple[str, str]) -> None:
     for request in [*job.unanswered()]:
         job.answers.append(answer_line(request.custom_id, error=error))

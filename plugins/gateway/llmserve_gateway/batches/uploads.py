@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import BinaryIO
 
+from llmserve.client import in_thread
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.multipart import Form, Part
 from llmserve_gateway.batches.records import StoredFile, read_expiry
-from llmserve_gateway.batches.threads import in_thread
 from llmserve_gateway.bodies import (
     ClientDisconnected,
     Receive,
