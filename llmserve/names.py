@@ -22,10 +22,10 @@ def near(name: str, candidates: Iterable[str]) -> str:
 
     >>> near("itertive", ["hf", "iterative"])
     "did you mean 'iterative'?"
-    >>> near("x", ["hf", "iterative"])
+    >>> near("x", ["hf", "iterative", "hf"])
     'choose one of hf, iterative'
     """
-    names = sorted(candidates)
+    names = sorted({*candidates})
     if close := closest(name, names):
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
     others = f" and {len(names) - _FEW} others" if len(names) > _FEW else ""

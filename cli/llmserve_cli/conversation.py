@@ -22,6 +22,7 @@ from llmserve.names import near
 from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
 from llmserve_cli.habits import IN_A_CONVERSATION
 from llmserve_cli.options import range_of
+from llmserve_cli.usage import what_is_wrong
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -234,7 +235,7 @@ def _set(conversation: Conversation, argument: str) -> str:
         try:
             options[name] = range_of(row).convert(text, None, None)
         except click.BadParameter as error:
-            raise OptionError(f"{name}: {error.message.rstrip('.')}") from None
+            raise OptionError(f"{name}: {what_is_wrong(error)}") from None
     else:
         options.update(assigned((f"{name}={text}",)))
     return f"{name}={options[name]}, from the next message on"

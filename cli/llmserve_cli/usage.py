@@ -13,6 +13,10 @@ HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """Newer versions of click raise this for a group without a command; its message is the help."""
 
 
+_NUMBERS = {"integer": "a whole number", "float": "a number"}
+"""Types by the names that click has for them, and what a reader calls them."""
+
+
 class Group(click.Group):
     """A group that suggests the most similar command for a misspelt one."""
 
@@ -49,7 +53,7 @@ def explain_usage(error: click.ClickException) -> str:
             value = error.message.split(" is not ")[0]
             every = ", ".join(error.param.type.choices)
             return f"{_name(error.param)} cannot be {value}: choose one of {every}"
-        return f"{_name(error.param)}: {_one_line(error.message)}"
+        return f"{_name(error.param)}: {what_is_wrong(error)}"
     text = _one_line(error.format_message())
     # Messages of click itself start with a capital letter and do not name a fix.
     return f"{text[0].lower()}{text[1:]}: {see_help}" if text[:1].isupper() else text
@@ -62,10 +66,22 @@ def _choices(param: click.Parameter, ctx: click.Context) -> tuple[list[str], boo
     return plain, len(plain) == len(items)
 
 
+def what_is_wrong(error: click.BadParameter) -> str:
+    """Say what is wrong with a value, without click's names of types.
+
+    >>> what_is_wrong(click.BadParameter("'hot' is not a valid float range."))
+    "'hot' is not a number"
+    """
+    value, invalid, kind = _one_line(error.message).partition(" is not a valid ")
+    ours = _NUMBERS.get(kind.removesuffix(" range"))
+    return f"{value} is not {ours}" if ours else f"{value}{invalid}{kind}"
+
+
 def _name(param: click.Parameter) -> str:
-    return (
-        max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
-    )
+    """Return what a parameter is called first in the help; of an option its long name."""
+    if not isinstance(param, click.Option):
+        return param.human_readable_name
+    return next((name for name in param.opts if name.startswith("--")), param.opts[0])
 
 
 def _one_line(text: str) -> str:

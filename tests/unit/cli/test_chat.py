@@ -182,7 +182,7 @@ def test_options_are_set_for_the_messages_to_come() -> None:
     assert run("/set temperature default").startswith("temperature has its default")
     for line, message in {
         "/set temprature 1": "m has no option temprature: did you mean 'temperature'?",
-        "/set temperature hot": "temperature: 'hot' is not a valid float range",
+        "/set temperature hot": "temperature: 'hot' is not a number",
         "/set max_tokens 0": "max_tokens: 0 is not in the range x>=1",
         "/set messages x": "/set cannot set messages",
     }.items():

@@ -109,6 +109,13 @@ def test_a_misspelt_name_is_corrected(store: Store) -> None:
     assert str(error) == "no model 'dmeo' is built: did you mean 'demo'?"
 
 
+def test_a_name_that_is_built_in_two_places_is_offered_once(store: Store) -> None:
+    store.build(BuildSpec("hf", "demo"), Registry.load())
+    llmserve.build("hf", "demo")
+    error = invoke("remove", "nothing-like-it", "--yes").exception
+    assert str(error) == "no model 'nothing-like-it' is built: choose one of demo"
+
+
 def test_the_shell_completes_kept_models(store: Store) -> None:
     store.build(BuildSpec("hf", "demo", name="kept"), Registry.load())
     complete = ShellComplete(cli, {}, "llmserve", "_LLMSERVE_COMPLETE")

@@ -166,6 +166,9 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["run"], "run needs MODEL: see llmserve run --help"),
         (["run", "demo", "Hi", "--max-tokens", "0"], "--max-tokens: 0 is not in the range x>=1"),
+        (["run", "demo", "Hi", "--max-tokens", "all"], "--max-tokens: 'all' is not a whole number"),
+        (["query", "demo", "Hi", "--temperature", "hot"], "--temperature: 'hot' is not a number"),
+        (["serve", "--port", "x"], "--port: 'x' is not a whole number"),
         (["run", "demo", "Hi", "--top-p", "0"], "--top-p: 0.0 is not in the range 0<x<=1"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["batch", "none", "out"], "INPUT: Path 'none' does not exist"),
@@ -178,6 +181,12 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["build", "--plugin"], "--plugin needs a value"),
         (["build", "--plugin", "hf", "--modle", "demo"], "build has no option --modle: did you "),
         (["generate"], "no command is called 'generate': see llmserve --help"),
+        (
+            ["logs"],
+            "no command is called 'logs': llmserve status says where the log of each server",
+        ),
+        (["version"], "no command is called 'version': llmserve --version prints it"),
+        (["push", "m"], "no command is called 'push': a model is a folder, which can be copied"),
         (["pull", "m"], "no command is called 'pull': llmserve run MODEL fetches and builds"),
         (
             ["query", "m", "Hi", "--max-model-len", "9"],
