@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.commands import built_models, printable
-from llmserve.errors import LLMServeError, ServerError
+from llmserve.errors import LLMServeError, ServerError, UsageError
 from llmserve.plugin import FileCommand
 from llmserve.problems import Problem
 from llmserve.server import REPOSITORY_FOLDER, find_servers
@@ -46,6 +46,16 @@ RUNTIME = click.option(
     show_default=True,
     help="Triton to run: embedded (from PyPI), binary (on PATH), or docker (NVIDIA's container).",
 )
+
+
+def _existing_keys(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a file of keys that is not there, before anything is built."""
+    del ctx, param
+    if value is not None and not value.exists():
+        raise UsageError(
+            f"there is no file of keys {value}", hint=f"llmserve key new NAME --file {value}"
+        )
+    return value
 
 
 @click.command(cls=FileCommand, subject="served", verb="serve", options=options_of)
@@ -119,7 +129,8 @@ RUNTIME = click.option(
 )
 @click.option(
     "--keys",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_existing_keys,
     help="File with the API keys that the frontend accepts.",
 )
 @click.option(

@@ -434,7 +434,8 @@ def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
         if class_problem := problem_with(component["runtime"]):
             yield problem(
                 f"its {role} {component['name']!r} cannot be run: {class_problem}",
-                "install the plugin it comes from, or serve it from its container",
+                "install the plugin it comes from, and start again a `llmserve serve` that ran "
+                "before; or serve it from its container",
             )
 
 

@@ -122,16 +122,21 @@ def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeErr
     if len(set(fixed)) < len(fixed):
         return None, [UsageError("two of the ports are the same", hint="give each its own, or 0")]
     problems: list[LLMServeError] = []
+    taken: dict[str, int] = {}
     bound: dict[str, tuple[str, int]] = {}
     # All listeners stay open until every port is chosen, so that no free port is chosen twice.
     with ExitStack() as listeners:
         for name, port in sorted(requested.items(), key=lambda item: item[1] == 0):
             try:
                 listener = listeners.enter_context(_listen(settings.host, port, name))
+            except PortInUseError:
+                taken[name] = port
             except LLMServeError as error:
                 problems.append(error)
             else:
                 bound[name] = listener.getsockname()
+    if taken:
+        problems.insert(0, ports_in_use(settings.host, taken))
     if problems:
         return None, problems
     return Ports(bound["http"][0], **{name: port for name, (_, port) in bound.items()}), []
@@ -160,7 +165,7 @@ def _listen(host: str, port: int, name: str) -> socket.socket:
 def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError:
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
-        return port_in_use(host, port, name)
+        return ports_in_use(host, {name: port})
     if number == errno.EACCES:
         return ServerError(
             f"port {port} for {name} is reserved for root", hint=f"use {_option(name)} 0"
@@ -172,10 +177,16 @@ def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError
     )
 
 
-def port_in_use(host: str, port: int, name: str) -> PortInUseError:
-    return PortInUseError(
-        f"port {port} for {name} is in use on {host}", hint=f"{_option(name)} 0 picks a free one"
-    )
+def ports_in_use(host: str, ports: Mapping[str, int]) -> PortInUseError:
+    """Return one error for all ports that others listen on, by what each is for."""
+    each = [f"{port} for {name}" for name, port in ports.items()]
+    free = " ".join(f"{_option(name)} 0" for name in ports)
+    if len(each) == 1:
+        return PortInUseError(
+            f"port {each[0]} is in use on {host}", hint=f"{free} picks a free one"
+        )
+    listed = f"{', '.join(each[:-1])} and {each[-1]}"
+    return PortInUseError(f"ports {listed} are in use on {host}", hint=f"{free} picks free ones")
 
 
 def _option(name: str) -> str:

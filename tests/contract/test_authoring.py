@@ -93,6 +93,8 @@ def test_a_missing_package_is_named_and_nothing_is_started(repository: Path) -> 
     hint = f"{packages.install_command('llmserve-acme==0.1.0')}, or serve it from its container"
     assert done.stderr.splitlines()[-1] == f"llmserve: {missing}: {hint}"
     assert "its tokenizer 'acme-bytes' cannot be run" in done.stderr
+    # An editable install is not seen by a process that began before it.
+    assert "start again a `llmserve serve` that ran before" in done.stderr
     assert "Triton" not in done.stderr
     checked = run("check", str(repository))
     assert (checked.returncode, missing in checked.stdout) == (3, True)

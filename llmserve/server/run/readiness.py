@@ -13,7 +13,7 @@ from llmserve.server.run.log import LoadProgress, ServerLog
 from llmserve.server.run.machine import resources
 from llmserve.server.run.stubs import CONFIRMATIONS
 from llmserve.server.server import Server
-from llmserve.server.settings import ServerSettings, port_in_use
+from llmserve.server.settings import ServerSettings, ports_in_use
 from llmserve.server.workarounds import DEATH_REPORTED
 
 OnProgress = Callable[[LoadProgress], None]
@@ -138,7 +138,7 @@ class Readiness:
             # Without these, it is started again; whatever else has failed would fail again.
             return self._failed(failures | self._died_while_loading(progress, before=math.inf))
         if lost := log.port_lost:
-            return port_in_use(self.settings.host, getattr(self.server.ports, lost), lost)
+            return ports_in_use(self.settings.host, {lost: getattr(self.server.ports, lost)})
         if log.stuck and log.stuck_model:
             return ModelsFailedError({log.stuck_model: log.stuck}, log)
         if log.stuck:

@@ -35,6 +35,19 @@ def test_a_port_in_use_names_the_serve_that_runs_here(
     assert "note: another serve runs here, 127.0.0.1:8001 of /there\n" in result.stderr
 
 
+def test_a_file_of_keys_that_is_not_there_is_refused_before_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
+    words = ["serve", "demo", "--plugin", "hf", "--keys", "keys.json"]
+    error = CliRunner().invoke(cli, words, standalone_mode=False).exception
+    assert (
+        str(error) == "there is no file of keys keys.json: llmserve key new NAME --file keys.json"
+    )
+    assert not (tmp_path / "home").exists()
+
+
 def test_what_is_loaded_on_demand_is_listed_with_the_addresses() -> None:
     server: Any = SimpleNamespace(
         ports=SimpleNamespace(host="127.0.0.1"), runtime="Triton", log_file="log", http_url="h",
