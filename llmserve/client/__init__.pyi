@@ -20,6 +20,7 @@ from llmserve.client.model import ModelState as ModelState
 from llmserve.client.model import TensorInfo as TensorInfo
 from llmserve.client.openai import OpenAIApi as OpenAIApi
 from llmserve.client.openai import OpenAIClient as OpenAIClient
+from llmserve.client.openai_transport import OpenAIAnswer as OpenAIAnswer
 from llmserve.client.openai_transport import OpenAIRequest as OpenAIRequest
 from llmserve.client.openai_transport import OpenAISession as OpenAISession
 from llmserve.client.results import Completion as Completion

@@ -47,8 +47,8 @@ class OpenAIApi:
             host = None
         if not host or parts.scheme not in ("http", "https"):
             raise UsageError(f"{url!r} is not an address", hint="use http://host:port/v1")
-        self.host, self.port, self.is_encrypted = host, port, parts.scheme == "https"
-        self._peer = Peer(host, port or (443 if self.is_encrypted else 80), self.is_encrypted)
+        is_encrypted = parts.scheme == "https"
+        self._peer = Peer(host, port or (443 if is_encrypted else 80), is_encrypted)
         self._root = f"{parts.scheme}://{parts.netloc}"
         self.url = self._root + (quote(parts.path.rstrip("/"), safe="/%") or "/v1")
 

@@ -391,13 +391,13 @@ def _left(deadline: Deadline) -> float | None:
     """Return the seconds until the next bytes must have come."""
     seconds = deadline.next()
     if seconds is not None and seconds <= 0:
-        raise TimeoutError
+        raise TimeoutError("timed out")
     return seconds
 
 
 def _end_late(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
-        waiting.set_exception(TimeoutError())
+        waiting.set_exception(TimeoutError("timed out"))
 
 
 def _late_connection(error: BaseException) -> ConnectionError:

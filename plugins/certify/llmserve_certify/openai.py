@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from llmserve.client import OpenAIApi
+from llmserve.client import OpenAIAnswer, OpenAIApi, OpenAIRequest, Timeouts
 from llmserve.runtime.contract import GENERATE
 from llmserve_certify.endpoint import (
     Ask,
@@ -55,9 +53,9 @@ class OpenAIEndpoint:
         # The part before an @ is sent nowhere.
         self._api = OpenAIApi(without_password(url))
         self.url, self.model, self.chats = self._api.url, model, True
-        self._timeout, self._always, self.task = timeout, dict(always or {}), task
+        self._timeout = Timeouts(first=timeout, between=timeout)
+        self._always, self.task = dict(always or {}), task
         self._counts_in_streams = True
-        self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
 
     def describe(self) -> dict[str, str]:
         said = {}
@@ -70,16 +68,16 @@ class OpenAIEndpoint:
         return said
 
     def _get(self, url: str) -> Any:
-        with closing(self._open(url, None)) as opened:
-            return json.loads(self._read(opened.response))
+        with closing(self._open(url, None)) as answer:
+            return json.loads(self._read(answer))
 
     def ask(self, ask: Ask) -> Reply:
-        with closing(self._send(ask)) as opened:
+        with closing(self._send(ask)) as answer:
             if ask.stream:
-                return joined(self._parts(opened.response))
-            return read_answer(self._read(opened.response))
+                return joined(self._parts(answer))
+            return read_answer(self._read(answer))
 
-    def _send(self, ask: Ask) -> _Opened:
+    def _send(self, ask: Ask) -> OpenAIAnswer:
         # Others may find out meanwhile.
         counts = self._counts_in_streams
         try:
@@ -88,13 +86,13 @@ class OpenAIEndpoint:
             if not (ask.stream and counts) or error.is_about_server:
                 raise
         # Triton's own frontend of 24.11 refuses every field that it does not know.
-        opened = self._open(*self._body(ask, counts=False))
+        answer = self._open(*self._body(ask, counts=False))
         self._counts_in_streams = False
-        return opened
+        return answer
 
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
-        with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as opened:
-            for part in self._parts(opened.response):
+        with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as answer:
+            for part in self._parts(answer):
                 yield from part.texts
 
     def curl(self, ask: Ask) -> str:
@@ -131,8 +129,8 @@ class OpenAIEndpoint:
         )
 
     def send(self, hostile: Hostile) -> Reply | None:
-        with closing(self._open(f"{self.url}/completions", hostile.body)) as opened:
-            data = self._read(opened.response)
+        with closing(self._open(f"{self.url}/completions", hostile.body)) as answer:
+            data = self._read(answer)
         with suppress(Malformed):
             return read_answer(data)
         return None
@@ -142,8 +140,8 @@ class OpenAIEndpoint:
 
     def values(self, texts: Sequence[str]) -> list[Vector]:
         body = self._values_body(texts)
-        with closing(self._open(f"{self.url}/embeddings", body)) as opened:
-            return read_vectors(self._read(opened.response))
+        with closing(self._open(f"{self.url}/embeddings", body)) as answer:
+            return read_vectors(self._read(answer))
 
     def values_curl(self, texts: Sequence[str]) -> str:
         body = json.dumps(self._values_body(texts), ensure_ascii=False)
@@ -173,41 +171,35 @@ class OpenAIEndpoint:
             body["structured_outputs"] = forms
         return request.url, body
 
-    def _open(self, url: str, body: Mapping[str, Any] | bytes | None) -> _Opened:
-        connection = self._connection_type(self._api.host, self._api.port, timeout=self._timeout)
+    def _open(self, url: str, body: Mapping[str, Any] | bytes | None) -> OpenAIAnswer:
+        raw = json.dumps(body).encode() if isinstance(body, Mapping) else body
         try:
-            if body is None:
-                connection.request("GET", urlsplit(url).path, headers=self._api.headers())
-            else:
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                connection.request("POST", urlsplit(url).path, data, self._api.headers())
-            response = connection.getresponse()
-            if response.status == 200:
-                return _Opened(connection, response)
-            words = error_words(self._read(response)) or f"status {response.status}"
-        except (OSError, HTTPException) as error:
-            connection.close()
+            answer = self._api.open(OpenAIRequest(url, self._api.headers(), raw), self._timeout)
+        except OSError as error:
             raise Gone(f"no answer from {self.url}: {_reason(error)}") from None
-        connection.close()
-        raise Refusal(response.status, words)
+        if answer.status == 200:
+            return answer
+        with closing(answer):
+            words = error_words(self._read(answer)) or f"status {answer.status}"
+        raise Refusal(answer.status, words)
 
     @staticmethod
-    def _read(response: HTTPResponse) -> bytes:
+    def _read(answer: OpenAIAnswer) -> bytes:
         try:
-            return response.read()
-        except (OSError, HTTPException) as error:
+            return answer.read()
+        except OSError as error:
             raise Gone(f"the answer broke off: {_reason(error)}") from None
 
-    def _parts(self, response: HTTPResponse) -> Iterator[StreamPart]:
+    def _parts(self, answer: OpenAIAnswer) -> Iterator[StreamPart]:
         try:
-            for line in response:
+            for line in answer.lines():
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
                 yield read_part(data)
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             raise Gone(f"the stream broke off: {_reason(error)}") from None
         raise Gone("the stream ended without [DONE]")
 
@@ -216,13 +208,3 @@ def _reason(error: Exception) -> str:
     # What a server sends instead of a response may have control characters.
     words = getattr(error, "strerror", None) or error
     return repr(str(words))[1:-1] or type(error).__name__
-
-
-class _Opened(NamedTuple):
-    connection: HTTPConnection
-    response: HTTPResponse
-
-    def close(self) -> None:
-        # The response has the socket, which stays open as long as either does.
-        self.response.close()
-        self.connection.close()
