@@ -179,7 +179,7 @@ class Plan:
         """Name the component in unexpected errors of its code."""
         try:
             yield
-        except (LLMServeError, KeyboardInterrupt):
+        except (LLMServeError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
             raise PluginError(

@@ -6,10 +6,10 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 
 from llmserve.contract.container import DOCKERFILE
 from llmserve.errors import ConfigError, OutputError
@@ -66,20 +66,26 @@ def staging(output: Path) -> Iterator[Path]:
     command that reads the repository (:func:`recover`).
     """
     output = output.absolute()
-    with ExitStack() as stack:
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            with locked(output.parent):
-                _sweep(output)
-                folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
-                # At once: Ctrl-C may come at any time.
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
-                # The lock, which ends with its process, marks the stage as in use. A process id in
-                # its name would not work: another container's processes are not visible.
-                stack.enter_context(locked(folder))
-        except OSError as error:
-            raise OutputError(f"{output} cannot be written: {error.strerror}") from None
-        yield folder
+    # Its name is known before it is there, so that it goes whenever Ctrl-C comes.
+    folder = output.parent / f"{_prefix(output)}{token_hex(8)}"
+    try:
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            try:
+                output.parent.mkdir(parents=True, exist_ok=True)
+                with locked(output.parent):
+                    _sweep(output)
+                    folder.mkdir(mode=0o700)
+                    # The lock, which ends with its process, marks the stage as in use. A process id
+                    # in its name would not work: another container's processes are not visible.
+                    stack.enter_context(locked(folder))
+            except OSError as error:
+                raise OutputError(f"{output} cannot be written: {error.strerror}") from None
+            yield folder
+    except KeyboardInterrupt:
+        # It may have come while the folder was being deleted.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def recover(output: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -309,6 +310,26 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("function", ["mkdir", "rmdir"])
+def test_a_stage_goes_although_its_making_or_its_deletion_is_interrupted(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, interrupted = getattr(os, function), []
+
+    def interrupt(path: Any, *arguments: Any, **named: Any) -> None:
+        if interrupted or function == "mkdir":
+            real(path, *arguments, **named)
+        if not interrupted:
+            interrupted.append(path)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, function, interrupt)
+    with pytest.raises(KeyboardInterrupt), staging(tmp_path / "repository"):
+        pass
+    assert interrupted
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_removed_model_leaves_the_repository_with_its_parts(with_part: Path) -> None:
