@@ -228,12 +228,12 @@ def test_a_suspended_request_that_comes_back_continues() -> None:
 
 def test_a_request_that_triton_would_lose_runs_to_completion() -> None:
     """If it were returned after the idle time, it would never be answered."""
-    triton = Scheduler(idle_seconds=0.05)
-    triton.engine.pause = 0.02
+    clock = Clock()
+    triton = Scheduler(idle_seconds=0.05, clock=clock)
     request = triton.send("ab", max_tokens=12, stream=True)
     triton.run([request])
     assert not request.closed
-    time.sleep(0.05)
+    clock.advance(0.05)
     triton.run([request])
     assert request.closed
     assert request.text == "ab" * 6
