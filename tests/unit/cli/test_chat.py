@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from llmserve.client import ModelInfo, Piece
+from llmserve.client import Piece
 from llmserve.errors import (
     InvalidRequestError,
-    LLMServeError,
     ModelNotReadyError,
     UnreachableError,
     UsageError,
 )
 from llmserve.testing import ScriptedTriton
+from llmserve.testing.client import ScriptedClient
 from llmserve_cli.chat import converse
 from llmserve_cli.conversation import Conversation, Ended, Speed, run_command
 from llmserve_cli.group import cli
@@ -27,38 +26,22 @@ from llmserve_cli.history import history
 from tests.terminal import CTRL_C, CTRL_D, CTRL_J, UP, Terminal, pasted
 
 
-class FakeClient:
-    """Answers with the number of the request, or raises what a test wants."""
-
-    def __init__(self, *inputs: str, error: LLMServeError | None = None) -> None:
-        self.inputs, self.error = inputs, error
-        self.sent: list[dict[str, Any]] = []
-
-    def model(self, name: str, *, refresh: bool) -> ModelInfo:
-        assert refresh
-        if name == "missing":
-            raise ModelNotReadyError("no model 'missing'")
-        return ModelInfo(name, "stream", True, 1, dict.fromkeys(self.inputs, True), {}, "1")  # type: ignore[arg-type]
-
-    def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
-        self.sent.append({"model": model, **({"prompt": prompt} if prompt else {}), **options})
-        if self.error:
-            raise self.error
-        yield Piece("answer ")
-        yield Piece(str(len(self.sent)), finish_reason="stop", input_tokens=7, output_tokens=2)
+def client_of(*inputs: str) -> ScriptedClient:
+    return ScriptedClient(["answer ", "end"], inputs, ["m", "other"])
 
 
 def test_each_message_is_sent_with_those_before_it() -> None:
-    client = FakeClient("messages")
+    client = client_of("messages")
     conversation = Conversation(client, "m", "Be brief.", {"seed": 1})
-    assert "".join(conversation.ask("one")) == "answer 1"
-    assert "".join(conversation.ask("two")) == "answer 2"
-    assert client.sent[1] == {
+    assert "".join(conversation.ask("one")) == "answer end"
+    client.pieces = ["another"]
+    assert "".join(conversation.ask("two")) == "another"
+    assert client.requests[1] == {
         "model": "m", "seed": 1, "fill_context": True,
         "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "one"},
-            {"role": "assistant", "content": "answer 1"},
+            {"role": "assistant", "content": "answer end"},
             {"role": "user", "content": "two"},
         ],
     }  # fmt: skip
@@ -67,13 +50,13 @@ def test_each_message_is_sent_with_those_before_it() -> None:
 
 
 def test_a_length_that_was_given_holds() -> None:
-    client = FakeClient("messages")
+    client = client_of("messages")
     list(Conversation(client, "m", options={"max_tokens": 5}).ask("x"))
-    assert "fill_context" not in client.sent[0]
+    assert "fill_context" not in client.requests[0]
 
 
 def test_an_answer_that_is_stopped_stays_and_one_that_fails_does_not() -> None:
-    client = FakeClient("messages")
+    client = client_of("messages")
     conversation = Conversation(client, "m")
     pieces = conversation.ask("one")
     next(pieces)
@@ -88,7 +71,7 @@ def test_an_answer_that_is_stopped_stays_and_one_that_fails_does_not() -> None:
 
 @pytest.mark.parametrize("inputs", [[], ["messages"]])
 def test_a_model_without_a_template_continues_each_text(inputs: list[str]) -> None:
-    client = FakeClient(*inputs)
+    client = client_of(*inputs)
     conversation = Conversation(client, "m")
     if inputs:
         client.error = InvalidRequestError("it has none", code="no_chat_template")
@@ -97,23 +80,22 @@ def test_a_model_without_a_template_continues_each_text(inputs: list[str]) -> No
         assert not conversation.takes_messages
         client.error = None
     list(conversation.ask("two"))
-    assert client.sent[-1] == {"model": "m", "prompt": "two", "fill_context": True}
+    assert client.requests[-1] == {"model": "m", "prompt": "two", "fill_context": True}
 
 
 def test_a_server_of_another_kind_is_only_asked_for_answers() -> None:
     class OnlyStream:
-        stream = FakeClient.stream
-        sent: list[dict[str, Any]] = []
-        error = None
+        def __init__(self, client: ScriptedClient) -> None:
+            self.stream = client.stream
 
-    conversation = Conversation(OnlyStream(), "m")
-    list(conversation.ask("one"))
-    assert OnlyStream.sent == [{"model": "m", "messages": [{"role": "user", "content": "one"}]}]
+    client = client_of()
+    list(Conversation(OnlyStream(client), "m").ask("one"))
+    assert client.requests == [{"model": "m", "messages": [{"role": "user", "content": "one"}]}]
 
 
 @pytest.fixture
 def conversation() -> Conversation:
-    return Conversation(FakeClient("messages"), "m", clock=iter(range(100)).__next__)
+    return Conversation(client_of("messages"), "m", clock=iter(range(100)).__next__)
 
 
 def test_the_speed_is_of_the_tokens_after_the_first(conversation: Conversation) -> None:
@@ -164,7 +146,7 @@ def test_commands_change_the_conversation(conversation: Conversation) -> None:
 
 
 def test_options_are_set_for_the_messages_to_come() -> None:
-    client = FakeClient("messages", "temperature", "max_tokens", "ignore_eos")
+    client = client_of("messages", "temperature", "max_tokens", "ignore_eos")
     conversation = Conversation(client, "m")
 
     def run(line: str) -> str:
@@ -175,7 +157,7 @@ def test_options_are_set_for_the_messages_to_come() -> None:
     assert run("/set max-tokens=9") == "max_tokens=9, from the next message on"
     assert run("/set ignore_eos true") == "ignore_eos=True, from the next message on"
     list(conversation.ask("one"))
-    sent = {key: client.sent[0][key] for key in ("temperature", "max_tokens", "ignore_eos")}
+    sent = {key: client.requests[0][key] for key in ("temperature", "max_tokens", "ignore_eos")}
     assert sent == {"temperature": 0.2, "max_tokens": 9, "ignore_eos": True}
     assert run("/set temperature").startswith("temperature=0.2; ")
     assert run("/set").startswith("temperature=0.2, max_tokens=9, ignore_eos=True; ")
@@ -189,7 +171,7 @@ def test_options_are_set_for_the_messages_to_come() -> None:
         with pytest.raises(UsageError, match=re.escape(message)):
             run(line)
     list(conversation.ask("two"))
-    assert "temperature" not in client.sent[1]
+    assert "temperature" not in client.requests[1]
     # What others call them.
     assert run("/clear") == "a new conversation"
     assert conversation.turns == []
@@ -452,9 +434,9 @@ def test_what_was_said_can_be_saved_when_the_server_has_ended(
     def check() -> None:
         raise UnreachableError("the server has ended")
 
-    client = FakeClient("messages")
+    client = client_of("messages")
     conversation = Conversation(client, "m", turns=[("zero", "none")])
     converse(conversation, check)
     assert "llmserve: the server has ended" in capsys.readouterr().err
     assert "none" in (tmp_path / "talk.md").read_text()
-    assert not client.sent
+    assert not client.requests

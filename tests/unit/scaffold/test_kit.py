@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from llmserve.errors import RequestRejectedError, RequestTimeoutError
+from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
 from llmserve.testing import RecipeConformance
+from llmserve.testing.client import ScriptedClient
 
 
 @pytest.mark.parametrize(
@@ -19,21 +20,18 @@ from llmserve.testing import RecipeConformance
         (RequestRejectedError("over the model's context of 64"), False),
     ],
 )
-def test_the_end_of_a_context_is_tested_where_there_is_one(answer: Exception, skips: bool) -> None:
-    requests: list[dict[str, Any]] = []
-
-    class Client:
-        def generate(self, name: str, prompt: str, **options: Any) -> None:
-            requests.append(options)
-            raise answer
+def test_the_end_of_a_context_is_tested_where_there_is_one(
+    answer: LLMServeError, skips: bool
+) -> None:
+    client = ScriptedClient(error=answer)
 
     class Suite(RecipeConformance):
         recipe = "acme"
         _unlimited: ClassVar[dict[str, bool]] = {}
 
-    live: Any = SimpleNamespace(client=Client())
+    live: Any = SimpleNamespace(client=client)
     for _ in range(2):
         with pytest.raises(pytest.skip.Exception) if skips else nullcontext():
             Suite()._needs_context(live, "acme-0")
-    assert len(requests) == 1, "a request takes seconds, so the suite sends it once"
-    assert requests[0]["timeout"] < 10
+    assert len(client.requests) == 1, "a request takes seconds, so the suite sends it once"
+    assert client.requests[0]["timeout"] < 10
