@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from llmserve.contract.bounded_json import MOST, BoundedJson, TooManyPartsError, parse_json
 
 NESTED = "[" * 50 + "]" * 50
-BOMBS = {
-    "lists": '{"x": [' + ",".join([NESTED] * 40_000) + "]}",
-    "keys": json.dumps({f"k{number}": 1 for number in range(330_000)}),
-    "objects": json.dumps([{"role": "user", "content": "a"}] * 100_000),
-    "behind quotes": '{"a": "\\\\\\"", "b": ["\\\\", ' + ",".join([NESTED] * 40_000) + "]}",
-    "behind wide characters": '{"a": "\u2222", "b": [' + ",".join([NESTED] * 3_000) + "]}",
+# Made only where they are tested: they are large.
+BOMBS: dict[str, Callable[[], str]] = {
+    "lists": lambda: '{"x": [' + ",".join([NESTED] * 40_000) + "]}",
+    "keys": lambda: json.dumps({f"k{number}": 1 for number in range(330_000)}),
+    "objects": lambda: json.dumps([{"role": "user", "content": "a"}] * 100_000),
+    "behind quotes": lambda: '{"a": "\\\\\\"", "b": ["\\\\", ' + ",".join([NESTED] * 40_000) + "]}",
+    "behind wide characters": lambda: '{"a": "\u2222", "b": [' + ",".join([NESTED] * 3_000) + "]}",
 }
 
 
@@ -29,7 +31,7 @@ def test_a_text_that_is_much_in_memory_is_refused_before_it_is_parsed(
         raise AssertionError("it was parsed")
 
     monkeypatch.setattr(json, "loads", never)
-    data = BOMBS[name].encode(encoding)
+    data = BOMBS[name]().encode(encoding)
     began = time.thread_time()
     with pytest.raises(TooManyPartsError):
         parse_json(data)
@@ -38,15 +40,16 @@ def test_a_text_that_is_much_in_memory_is_refused_before_it_is_parsed(
 
 
 @pytest.mark.parametrize(
-    "value",
+    "make",
     [
-        {"prompt": "x = {'a': [1, 2], \"b\": {}}\\\n" * 50_000},
-        {"prompt": [7] * 1_000_000},
-        {"input": ["[{:,"] * 200_000},
-        {"messages": [{"role": "user", "content": '\\"[' * 5}] * 10_000},
+        lambda: {"prompt": "x = {'a': [1, 2], \"b\": {}}\\\n" * 50_000},
+        lambda: {"prompt": [7] * 1_000_000},
+        lambda: {"input": ["[{:,"] * 200_000},
+        lambda: {"messages": [{"role": "user", "content": '\\"[' * 5}] * 10_000},
     ],
 )
-def test_a_text_of_many_words_or_numbers_is_parsed(value: Any) -> None:
+def test_a_text_of_many_words_or_numbers_is_parsed(make: Callable[[], Any]) -> None:
+    value = make()
     assert parse_json(json.dumps(value)) == value
     assert parse_json(json.dumps(value).encode("utf-16")) == value
 
