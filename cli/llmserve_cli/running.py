@@ -46,7 +46,7 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
             words = [report.runtime, server.state, report.repository]
             words += [f"log in {report.log}"] if report.log else []
             click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
-            print_table(_table(each))
+            print_table(table_of(each))
     items = [item for server in servers for item in _items(server.report)]
     not_ready = [item.name for item in items if not item.state.is_well]
     not_ready += [server.process() for server in servers if server.is_silent]
@@ -97,7 +97,7 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
     click.echo(f"llmserve: {model} is unloaded", err=True)
 
 
-def _table(described: Described) -> list[list[str]]:
+def table_of(described: Described) -> list[list[str]]:
     """Return the rows that show a server; with memory, if it loads its models on demand."""
     on_demand = described.report.on_demand
     memory = ["MEMORY"] if on_demand else []

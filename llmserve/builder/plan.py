@@ -271,7 +271,7 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     needed = {plugin.origin for plugin in plugins.values()}
     for role, component in components.items():
         required = component.requires
-        needed.update(_dependencies(plugins[role].origin) if required is None else required)
+        needed.update(dependencies_of(plugins[role].origin) if required is None else required)
     return Plan(
         recipe,
         plugins,
@@ -311,7 +311,7 @@ def _recipes_with(option: str, registry: Registry) -> list[str]:
     return found
 
 
-def _dependencies(distribution: str) -> Iterator[str]:
+def dependencies_of(distribution: str) -> Iterator[str]:
     """Yield what a distribution depends on here, without its extras."""
     from packaging.requirements import InvalidRequirement, Requirement
 

@@ -46,7 +46,7 @@ class TritonPythonModel:
         contract = manifest["contract"]
 
         def part(role: str) -> Any:
-            return _create(components[role], folder) if role in components else None
+            return create(components[role], folder) if role in components else None
 
         for component in components.values():
             _set_environment(component, folder)
@@ -140,7 +140,8 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _create(component: Mapping[str, Any], folder: Path) -> Any:
+def create(component: Mapping[str, Any], folder: Path) -> Any:
+    """Create a part of a model, as its manifest describes it."""
     found, settings = _class_of(component)
     return found(settings, folder)
 

@@ -220,13 +220,13 @@ def _judge(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str, out
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
             try:
-                grammar = _grammar(library.LLMatcher, rewrite, kind, text)
+                grammar = grammar_of(library.LLMatcher, rewrite, kind, text)
                 matcher = compiled(library, table, grammar)
                 answer = {"grammar": grammar, "bytes": max(0, _memory()[1] - resident)}
                 del matcher
             except UnenforceableError:
                 if kind == "json_schema" and (as_any := _with_any_of(rewrite, text)):
-                    compiled(library, table, _grammar(library.LLMatcher, rewrite, kind, as_any))
+                    compiled(library, table, grammar_of(library.LLMatcher, rewrite, kind, as_any))
                     raise UnenforceableError(_ONE_OF) from None
                 raise
         except UnenforceableError as error:
@@ -243,7 +243,7 @@ def _memory() -> tuple[int, int]:
     return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
 
 
-def _grammar(grammars: Any, rewrite: Rewrite, kind: str, text: str) -> str:
+def grammar_of(grammars: Any, rewrite: Rewrite, kind: str, text: str) -> str:
     """Return a form as llguidance's grammar."""
     if kind == "regex":
         return str(grammars.grammar_from_regex(text))

@@ -123,7 +123,7 @@ def _draw(scores: Row, params: Params, number: float) -> int:
     if params.min_p > 0:
         ids, weights = _select(ids, weights, np.flatnonzero(weights >= params.min_p))
     if params.top_p < 1:
-        ids, weights = _select(ids, weights, _nucleus(weights, params.top_p))
+        ids, weights = _select(ids, weights, nucleus(weights, params.top_p))
     sums = np.cumsum(weights)
     index = min(int(np.searchsorted(sums, number * sums[-1], side="right")), sums.size - 1)
     return index if ids is None else int(ids[index])
@@ -133,7 +133,7 @@ def _select(ids: Row | None, weights: Row, places: Row) -> tuple[Row, Row]:
     return places if ids is None else ids[places], weights[places]
 
 
-def _nucleus(weights: Row, top_p: float) -> Row:
+def nucleus(weights: Row, top_p: float) -> Row:
     """Return the sorted places of the fewest weights, at least one, whose share reaches top_p."""
     enough = top_p * weights.sum()
     # All weights below this threshold together make up less than the remaining share.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.builder.plan import _dependencies
+from llmserve.builder.plan import BuildSpec, dependencies_of, make_plan
+from llmserve.plugins.registry import Registry
 from tests.support import describe
 
 
@@ -21,4 +22,13 @@ def test_a_package_depends_on_what_it_needs_here(
         ],
     )  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)
-    assert [*_dependencies("acme-here")] == ["one", "two.b", "three"]
+    assert [*dependencies_of("acme-here")] == ["one", "two.b", "three"]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, GeneratorExit])
+def test_what_ends_a_build_from_outside_is_no_error_of_a_component(
+    end: type[BaseException],
+) -> None:
+    plan = make_plan(BuildSpec("hf", "demo"), Registry.load())
+    with pytest.raises(end), plan.errors_of("batching", "prepare"):
+        raise end

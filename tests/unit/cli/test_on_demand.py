@@ -24,7 +24,7 @@ from llmserve_cli.on_demand import (
     on_demand_options,
     take_on_demand,
 )
-from llmserve_cli.running import _table
+from llmserve_cli.running import table_of
 
 
 def read(*words: str, defaults: dict[str, Any] | None = None) -> OnDemand | None:
@@ -159,7 +159,7 @@ def test_status_has_a_column_for_memory() -> None:
     known = {
         "a": Description("hf", disk=9_000_000, context=512), "b": Description("hf", disk=9_000_000)
     }  # fmt: skip
-    assert _table(Described(report, known)) == [
+    assert table_of(Described(report, known)) == [
         ["", "STATE", "PLUGIN", "SIZE", "MEMORY", "CONTEXT", "RESTARTS", ""],
         ["a", "ready", "hf", "9 MB", "88 MB", "512", "0", "pinned"],
         ["b", "unloaded", "hf", "9 MB", "", "", "0", ""],

@@ -18,7 +18,7 @@ from llmserve.plugins.roles import Batching
 from llmserve.repository.check import check_repository
 from llmserve.repository.runtimes import problem_with
 from llmserve.runtime import TextFormatter
-from llmserve.runtime.model import _create
+from llmserve.runtime.model import create
 
 
 def add(repository: Path, name: str, **fields: Any) -> None:
@@ -130,5 +130,5 @@ def test_a_model_names_classes_of_ours_where_they_are_public(tmp_path: Path) -> 
     for component in manifest.components.values():
         assert not component["runtime"].startswith("llmserve.runtime.")
         assert not problem_with(component["runtime"])
-    created = _create({"runtime": "llmserve.runtime.gone:TextFormatter", "settings": {}}, tmp_path)
+    created = create({"runtime": "llmserve.runtime.gone:TextFormatter", "settings": {}}, tmp_path)
     assert isinstance(created, TextFormatter)

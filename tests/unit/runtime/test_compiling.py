@@ -23,7 +23,7 @@ import llmserve.demo
 from llmserve.runtime import Generation, RequestError, Sampler, TransformersTokenizer
 from llmserve.runtime.answer.compiling import _MAX_WAITING, Compiled, Compiler
 from llmserve.runtime.answer.constrained import FormConstraint
-from llmserve.runtime.answer.judge import Judge, _grammar, compiled
+from llmserve.runtime.answer.judge import Judge, compiled, grammar_of
 from llmserve.runtime.answer.rewriting import enforceable
 from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.drivers.batch import BatchDriver
@@ -158,7 +158,7 @@ def test_a_bomb_costs_this_process_little_time_and_memory(compiler: Compiler) ->
 def test_a_bomb_that_goes_off_late_costs_a_step_little(form: tuple[str, str]) -> None:
     """Compiling the first takes half of what is allowed, so on a busy machine it may be refused."""
     table = llguidance.LLTokenizer(TOKENIZER.tokenizer_json(), eos_token=min(TOKENIZER.eos_ids))
-    matcher = compiled(llguidance, table, _grammar(llguidance.LLMatcher, enforceable, *form))
+    matcher = compiled(llguidance, table, grammar_of(llguidance.LLMatcher, enforceable, *form))
     first = '"' if form[0] == "json_schema" else "x"
     began = time.process_time()
     matcher.compute_bitmask()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.params import Params
-from llmserve.runtime.answer.sampling import Sampler, _nucleus
+from llmserve.runtime.answer.sampling import Sampler, nucleus
 from llmserve.testing import fake
 
 EOS = 7
@@ -153,7 +153,7 @@ def test_a_nucleus_is_the_smallest_set_that_reaches_top_p(
     """However wide it is: from one token to all, with ties and without."""
     scores = np.random.default_rng(number).normal(size=size) * spread
     weights = np.exp(scores - scores.max())
-    places = _nucleus(weights, top_p)
+    places = nucleus(weights, top_p)
     assert list(places) == sorted(set(places.tolist()))
     assert abs(places.size - min(size, size_of_nucleus(weights, top_p))) <= 1
     assert weights[places].sum() >= top_p * weights.sum() * (1 - 1e-12)
