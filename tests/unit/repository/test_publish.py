@@ -316,7 +316,8 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
 def test_a_stage_goes_although_its_making_or_its_deletion_is_interrupted(
     function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, interrupted = getattr(os, function), []
+    real: Any = getattr(os, function)
+    interrupted: list[Any] = []
 
     def interrupt(path: Any, *arguments: Any, **named: Any) -> None:
         if interrupted or function == "mkdir":
