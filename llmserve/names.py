@@ -17,30 +17,23 @@ _LIKENESS = 0.65
 """Below it, words share letters by chance, as ``max_model_len`` and ``max_tokens`` do."""
 
 
-def near(name: str, candidates: Iterable[str]) -> str:
-    """Suggest the closest candidates; if none is close, list them.
+def near(name: str, candidates: Iterable[str], *, place: str = "") -> str:
+    """Suggest the closest candidates; if none is close, list them, or say in which place many are.
 
     >>> near("itertive", ["hf", "iterative"])
     "did you mean 'iterative'?"
     >>> near("x", ["hf", "iterative", "hf"])
     'choose one of hf, iterative'
+    >>> near("--x", [f"--y{number}" for number in range(20)], place="llmserve serve --help")
+    'see llmserve serve --help'
     """
     names = sorted({*candidates})
     if close := closest(name, names):
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
+    if place and len(names) > _FEW:
+        return f"see {place}"
     others = f" and {len(names) - _FEW} others" if len(names) > _FEW else ""
     return f"choose one of {', '.join(names[:_FEW])}{others}" if names else "none is available"
-
-
-def near_or_in(name: str, candidates: Iterable[str], place: str) -> str:
-    """Suggest the closest candidates; if none is close and they are many, say where they are.
-
-    >>> near_or_in("--x", [f"--y{number}" for number in range(20)], "llmserve serve --help")
-    'see llmserve serve --help'
-    """
-    names = list(candidates)
-    many = len(names) > _FEW and not closest(name, names)
-    return f"see {place}" if many else near(name, names)
 
 
 def closest(name: str, candidates: Iterable[str]) -> list[str]:

@@ -17,7 +17,6 @@ from llmserve.builder.encoders import EncoderLayout as EncoderLayout
 from llmserve.builder.encoders import encoder_layout as encoder_layout
 from llmserve.builder.encoders import file_of as file_of
 from llmserve.builder.encoders import is_sigmoid as is_sigmoid
-from llmserve.builder.encoders import labels_of as labels_of
 from llmserve.builder.encoders import max_length as max_length
 from llmserve.builder.ensemble import Assembly as Assembly
 from llmserve.builder.guessing import GUESS_OPTIONS as GUESS_OPTIONS
@@ -26,16 +25,18 @@ from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
 from llmserve.builder.progress import PartDone as PartDone
-from llmserve.builder.server_file import SERVER_FILE as SERVER_FILE
 from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
 from llmserve.builder.source import ModelSource as ModelSource
+from llmserve.builder.source import meaning_of as meaning_of
 from llmserve.builder.source import read_object as read_object
 from llmserve.builder.source_files import check_vocabulary as check_vocabulary
 from llmserve.builder.source_files import model_vocabulary as model_vocabulary
 from llmserve.builder.source_files import tokenizer_files as tokenizer_files
 from llmserve.builder.source_files import vocabulary_size as vocabulary_size
 from llmserve.builder.source_files import weight_files as weight_files
+from llmserve.builder.store import Store as Store
+from llmserve.builder.store import StoredModel as StoredModel
 from llmserve.client.tools.parts import ToolPart as ToolPart
 from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.contract.address import Address as Address
@@ -75,6 +76,7 @@ from llmserve.plugins.roles import Recipe as Recipe
 from llmserve.plugins.roles import Tokenizer as Tokenizer
 from llmserve.plugins.roles import ToolParser as ToolParser
 from llmserve.problems import Problem as Problem
+from llmserve.repository.check import check_repository as check_repository
 from llmserve.repository.config import ModelConfig as ModelConfig
 from llmserve.repository.config import add_inputs as add_inputs
 from llmserve.repository.config import add_outputs as add_outputs

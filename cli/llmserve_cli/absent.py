@@ -19,7 +19,7 @@ PLUGINS = {
 
 
 def comes_with(package: str) -> str:
-    from llmserve.packages import install_command
+    from llmserve.plugin import install_command
 
     return f"comes with {package}: {install_command(package)}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llmserve.errors import OptionError
-from llmserve.names import near_or_in
+from llmserve.plugin import near
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -21,5 +21,5 @@ def refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
         is_known = info.input_of(name) or name in ("priority", "queue_timeout")
         if info.made_by_llmserve and not is_known:
             names = info.inputs.keys() - NOT_BY_SET
-            hint = near_or_in(name, names, "docs/reference/options.md")
+            hint = near(name, names, place="docs/reference/options.md")
             raise OptionError(f"{info.name} has no option {name}", hint=hint)

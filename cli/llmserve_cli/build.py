@@ -28,7 +28,7 @@ from llmserve_cli.completion import model_sources
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
 if TYPE_CHECKING:
-    from llmserve.builder.plan import BuildResult
+    from llmserve import BuildResult
 
 
 class Build(click.Command):
@@ -131,10 +131,9 @@ def build(
         _build_config(ctx, config, force=spec_fields["force"])
         return
     with while_importing():
-        from llmserve.builder.build import BuildSpec, build_spec
         from llmserve.builder.plan import suited_recipe
         from llmserve.commands import Status
-        from llmserve.plugins.registry import Registry
+        from llmserve.plugin import BuildSpec, Registry, build_spec
 
     if spec_fields["name"] == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
@@ -161,7 +160,7 @@ def build(
 
 def _build_config(ctx: click.Context, path: Path, *, force: bool) -> None:
     """Build the models of a file; what they are built from stands only there."""
-    from llmserve.builder.server_file import ServerFile
+    from llmserve.plugin import ServerFile
 
     flags = {param.name: max(param.opts, key=len) for param in ctx.command.params}
     others = [flags[name] for name in ctx.params if name in flags and _is_given(ctx, name)]

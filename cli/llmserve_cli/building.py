@@ -16,10 +16,7 @@ from llmserve_cli.completion import component_names, local_sources, option_keys
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
 if TYPE_CHECKING:
-    from llmserve.builder.plan import BuildSpec
-    from llmserve.builder.server_file import ServerFile
-    from llmserve.builder.store import Store, StoredModel
-    from llmserve.plugins.registry import Registry
+    from llmserve.plugin import BuildSpec, Registry, ServerFile, Store, StoredModel
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -69,7 +66,7 @@ def build_flags(command: C) -> C:
 
 def build_options(assignments: Sequence[str], flags: Mapping[str, object]) -> dict[str, object]:
     """Return the options of a build from ``--set`` and from flags; None is a flag not given."""
-    from llmserve.plugins.options import parse_assignments
+    from llmserve.plugin import parse_assignments
 
     options: dict[str, object] = dict(parse_assignments(assignments))
     for key, value in flags.items():
@@ -92,9 +89,7 @@ def build_stored(
 ) -> StoredModel:
     """Return a model of the store; it is built if it is not there, or not from the same."""
     with while_importing():
-        from llmserve.builder.plan import BuildSpec
-        from llmserve.builder.store import Store
-        from llmserve.plugins.registry import Registry
+        from llmserve.plugin import BuildSpec, Registry, Store
 
     if name == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
@@ -106,8 +101,7 @@ def build_stored(
 def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
     """Return the models of a file; those are built that are not there, or not from the same."""
     with while_importing():
-        from llmserve.builder.store import Store
-        from llmserve.plugins.registry import Registry
+        from llmserve.plugin import Registry, Store
 
     store, registry = Store(repository=file.repository), Registry.load()
     stored = []

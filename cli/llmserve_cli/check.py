@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from llmserve.commands import print_json, printable
-from llmserve.problems import Problem
+from llmserve.plugin import Problem
 
 
 @click.command()
@@ -22,7 +22,7 @@ def check(repository: Path, as_json: bool) -> int:
     \b
     llmserve check model_repository
     """
-    from llmserve.repository.check import check_repository
+    from llmserve.plugin import check_repository
     from llmserve.repository.publish import recover
 
     recover(repository)

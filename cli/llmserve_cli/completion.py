@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
 
-from llmserve.commands import stored_models
 from llmserve.errors import PluginError
 
 _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
@@ -29,19 +28,19 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 def component_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete an option with the components of the role that it names, or else with recipes."""
-    from llmserve.plugins.registry import Registry
-    from llmserve.plugins.roles import ROLES
+    from llmserve.plugin import Registry
 
     del ctx
-    role = param.name if param.name in ROLES else "recipe"
-    names = {entry.component.name for entry in Registry.load().entries if entry.role == role}
+    entries = Registry.load().entries
+    role = param.name if param.name in {entry.role for entry in entries} else "recipe"
+    names = {entry.component.name for entry in entries if entry.role == role}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete ``build --set`` with the options of the plugin given before it, or by default."""
-    from llmserve.builder.plan import known_options, suited_recipe
-    from llmserve.plugins.registry import Registry
+    from llmserve.builder.plan import suited_recipe
+    from llmserve.plugin import Registry, known_options
 
     del param
     registry = Registry.load()
@@ -57,7 +56,7 @@ def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 def request_options(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete ``query --set`` with the options of requests that have no option of the command."""
-    from llmserve.contract.options import OPTIONS
+    from llmserve.runtime.contract import OPTIONS
 
     del param
     flags = {other.name for other in ctx.command.params}
@@ -78,7 +77,10 @@ def what_to_serve(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete a model or a repository: the models of this machine, built or not, and folders."""
-    names = [name for name in stored_models() if name.startswith(incomplete)]
+    from llmserve.plugin import Store
+
+    stored = (model.name for model in Store().models())
+    names = [name for name in stored if name.startswith(incomplete)]
     items = model_sources(ctx, param, incomplete)
     return [CompletionItem(name) for name in names if name not in [i.value for i in items]] + items
 

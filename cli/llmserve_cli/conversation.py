@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from llmserve.commands import assigned
-from llmserve.contract.options import ALIASES, FILL_CONTEXT, OPTIONS
-from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import ClientError, LLMServeError, OptionError, UsageError
-from llmserve.names import near
+from llmserve.plugin import near
+from llmserve.runtime.contract import ALIASES, FILL_CONTEXT, MESSAGES, OPTIONS
 from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
 from llmserve_cli.habits import IN_A_CONVERSATION
 from llmserve_cli.options import range_of

@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import LLMServeError
-from llmserve.server import Running
+from llmserve.server import ModelReport, Running, ServerReport, State
 from llmserve_cli.listing import folder_size
 
 if TYPE_CHECKING:
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository
 
 _SECONDS = 2.0
 """How long a model has to say its context; a busy one may be silent longer."""
@@ -52,7 +51,7 @@ def described(server: Running) -> Described:
 
     Those of its repository that it has not loaded are models as well, which are unloaded.
     """
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository
 
     if server.is_silent:
         return Described(server.report, {})

@@ -12,7 +12,7 @@ from llmserve.errors import LLMServeError, PluginError, UsageError, reason
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmserve.plugins.roles import Frontend, Place
+    from llmserve.plugin import Frontend, Place
     from llmserve.server import Server
     from llmserve.server.run.frontend import RunningFrontend
 
@@ -34,8 +34,9 @@ class RequestedFrontends:
 
         ``tritons`` are the ports that Triton will take.
         """
-        from llmserve.packages import install_command
-        from llmserve.server.settings import FRONTEND, free_port
+        from llmserve.plugin import install_command
+        from llmserve.server import free_port
+        from llmserve.server.settings import FRONTEND
 
         chosen = self._chosen()
         if self.port and not chosen:
@@ -78,7 +79,8 @@ class RequestedFrontends:
         keep_logs: Callable[[], bool],
     ) -> Iterator[list[RunningFrontend]]:
         """Start the frontends in front of all servers; stop those that still run at the end."""
-        from llmserve.server.run.frontend import log_beside, start_frontend
+        from llmserve.server import start_frontend
+        from llmserve.server.run.frontend import log_beside
 
         tritons = tuple(server.address for server in servers)
         running = []
@@ -94,8 +96,7 @@ class RequestedFrontends:
                 front.log_file.unlink(missing_ok=True)
 
     def _chosen(self) -> list[Frontend]:
-        from llmserve.plugins.registry import Registry
-        from llmserve.plugins.roles import Frontend
+        from llmserve.plugin import Frontend, Registry
 
         if self.names == (_NONE,):
             return []

@@ -113,7 +113,7 @@ class Commands(Group):
             return
         self._has_plugins = True
         from llmserve.errors import reason
-        from llmserve.plugins.registry import Registry
+        from llmserve.plugin import Registry
 
         registry = Registry.load(components=False)
         for plugin, register in registry.implementations("llmserve_register_commands"):

@@ -12,13 +12,12 @@ import click
 
 from llmserve.commands import built_models, print_json, print_table, printable
 from llmserve.errors import ConfigError
-from llmserve.names import near
+from llmserve.plugin import near
 from llmserve.server import REPOSITORY_FOLDER, Running, find_servers
 from llmserve_cli.terminal import size_in_words
 
 if TYPE_CHECKING:
-    from llmserve.builder.store import StoredModel
-    from llmserve.repository.repository import Model, Repository
+    from llmserve.plugin import Model, Repository, StoredModel
 
 NONE = "llmserve run MODEL builds one"
 
@@ -61,8 +60,7 @@ def list_models(model: str | None, repository: Path | None, as_json: bool) -> No
     llmserve list
     llmserve remove demo
     """
-    from llmserve.builder.store import Store
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository, Store
 
     servers = find_servers()
     store = Store()
@@ -107,7 +105,7 @@ def _entries(repository: Repository, servers: Sequence[Running]) -> Iterator[Ent
 
 
 def _entry_of_kept(kept: StoredModel, servers: Sequence[Running]) -> Entry:
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository
 
     source = kept.record.model if kept.record else _source(kept.model)
     built = kept.record.built if kept.record else _built(kept.model)

@@ -11,10 +11,10 @@ import click
 
 from llmserve.commands import built_models
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.names import near
+from llmserve.plugin import near
 
 if TYPE_CHECKING:
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository
     from llmserve.server import OnDemand, ServerSettings
 
 

@@ -6,9 +6,9 @@ import ipaddress
 from collections.abc import Collection
 from contextlib import suppress
 
-from llmserve.contract.address import is_loopback
 from llmserve.contract.container import LOOPBACK
 from llmserve.errors import UsageError
+from llmserve.plugin import is_loopback
 
 
 def host_of_triton(host: str, *, open_triton: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from llmserve.contract.options import INT32, OPTIONS, RequestOption
+from llmserve.runtime.contract import INT32, OPTIONS, RequestOption
 
 C = TypeVar("C", bound=Callable[..., Any])
 

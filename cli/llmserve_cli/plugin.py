@@ -7,7 +7,7 @@ from shlex import quote
 
 import click
 
-from llmserve.packages import install_command
+from llmserve.plugin import install_command
 from llmserve.scaffold import KINDS, MODES, new_package
 from llmserve_cli.usage import Group
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from llmserve.commands import print_json, print_table, printable
 from llmserve_cli.completion import component_names
 
 if TYPE_CHECKING:
-    from llmserve.plugins.registry import Registry
+    from llmserve.plugin import Registry
 
 
 @click.command()
@@ -30,7 +29,7 @@ def plugins(name: str | None, as_json: bool) -> None:
     llmserve plugins
     llmserve plugins hf
     """
-    from llmserve.plugins.registry import Registry
+    from llmserve.plugin import Registry
 
     registry = Registry.load()
     if name:
@@ -87,19 +86,7 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
 
 
 def _problems(registry: Registry) -> list[str]:
-    return [*map(str, registry.problems()), *unmatched_names(registry, os.environ)]
-
-
-def unmatched_names(registry: Registry, environment: Mapping[str, str]) -> list[str]:
-    """Report names in the environment that match no plugin: a typo would go unnoticed."""
-    from llmserve.plugins.registry import BLOCKED, ONLY, names_in
-
-    return [
-        f"{variable} names {name!r}, but no installed plugin has that name"
-        for variable in (ONLY, BLOCKED)
-        for name in sorted(names_in(environment, variable))
-        if not any(plugin.is_among({name}) for plugin in registry.plugins)
-    ]
+    return [*map(str, registry.problems()), *registry.unmatched_names(os.environ)]
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:

@@ -13,8 +13,6 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from llmserve.commands import asks_a_server, assigned, built_models, print_json
-from llmserve.contract.options import MAX_LOGPROBS
-from llmserve.contract.tasks import GENERATE
 from llmserve.errors import (
     LLMServeError,
     OptionError,
@@ -22,6 +20,7 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
+from llmserve.runtime.contract import GENERATE, OPTIONS
 from llmserve.server import url_for
 from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
 from llmserve_cli.completion import request_options
@@ -30,8 +29,7 @@ from llmserve_cli.options import request_option
 from llmserve_cli.terminal import echo_answer
 
 if TYPE_CHECKING:
-    from llmserve.client import Client, Completion, Piece
-    from llmserve.client.results import Logprob
+    from llmserve.client import Client, Completion, Logprob, Piece
     from llmserve_cli.prompts import Line
 
 SILENT_SECONDS = 20.0
@@ -55,7 +53,7 @@ SILENT_SECONDS = 20.0
 @click.option("--stop", multiple=True, help="Text that ends the answer (repeatable).")
 @click.option(
     "--logprobs",
-    type=click.IntRange(0, MAX_LOGPROBS),
+    type=click.IntRange(0, int(OPTIONS["logprobs"].high)),
     help="With --json: include log-probabilities, with the N likeliest tokens at each position.",
 )
 @click.option(
@@ -268,7 +266,7 @@ def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) 
 
 def _print_pieces(pieces: Iterable[Piece]) -> Completion:
     """Print an answer as it arrives, and return all of it."""
-    from llmserve.client.results import gather
+    from llmserve.client import Completion
 
     printed = []
     for piece in pieces:
@@ -276,7 +274,7 @@ def _print_pieces(pieces: Iterable[Piece]) -> Completion:
         sys.stdout.flush()
         printed.append(piece)
     click.echo()
-    return gather(printed, 1)[0]
+    return Completion.of(printed)
 
 
 def _tell_if_cut(answer: Completion) -> None:

@@ -10,12 +10,12 @@ import click
 
 from llmserve.commands import built_models
 from llmserve.errors import ConfigError, ServerError, UsageError
-from llmserve.names import near
+from llmserve.plugin import near
 from llmserve.server import REPOSITORY_FOLDER, Running, find_servers
 from llmserve_cli.listing import folder_size
 
 if TYPE_CHECKING:
-    from llmserve.builder.store import Store
+    from llmserve.plugin import Store
 
 
 @click.command()
@@ -41,7 +41,7 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
     \b
     llmserve remove demo
     """
-    from llmserve.builder.store import Store
+    from llmserve.plugin import Store
     from llmserve.repository import publish
 
     store, repository = _place_of(model, repository)
@@ -67,8 +67,7 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
 
 def _place_of(model: str, repository: Path | None) -> tuple[Store | None, Path]:
     """Return the repository that has a model, and the store if it is kept there."""
-    from llmserve.builder.store import Store
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository, Store
 
     here, store = Repository.open(repository or REPOSITORY_FOLDER), Store()
     if repository is not None or model in here.models:
@@ -103,7 +102,7 @@ def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bo
 
 def _unload(server: Running, model: str) -> None:
     from llmserve.commands import Status
-    from llmserve.server.keep.control import ask
+    from llmserve.server import ask
 
     try:
         with Status(f"unloading {model}"):

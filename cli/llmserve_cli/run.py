@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.contract.tasks import GENERATE, task_of
 from llmserve.errors import ServerError, UsageError
+from llmserve.runtime.contract import GENERATE, task_of
 from llmserve.server import find_servers
 from llmserve_cli.building import NAME, PLUGIN, SET, build_flags, build_stored
 from llmserve_cli.chat import SYSTEM, note, talk
@@ -20,7 +20,7 @@ from llmserve_cli.options import request_option
 from llmserve_cli.serve import RUNTIME, serve
 
 if TYPE_CHECKING:
-    from llmserve.builder.store import StoredModel
+    from llmserve.plugin import StoredModel
     from llmserve.server import Running
 
 
@@ -131,7 +131,7 @@ def _served(
     stored: StoredModel, runtime: str, port: int | None, *, converses: bool
 ) -> Iterator[tuple[Running, Callable[[], None]]]:
     """Return the server that has the model: one that runs, or one for as long as the block runs."""
-    from llmserve.builder.store import Store
+    from llmserve.plugin import Store
     from llmserve_cli.beside import serving
 
     if (server := _already(stored)) is not None:
@@ -179,8 +179,7 @@ def _reload(server: Running, name: str) -> None:
 
 def _frontend_port(port: int | None) -> int | None:
     """Return the port of the frontend that starts by default: its own one, if that is free."""
-    from llmserve.plugins.registry import Registry
-    from llmserve.plugins.roles import Frontend
+    from llmserve.plugin import Frontend, Registry
 
     if port is not None:
         return port

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from llmserve.commands import built_models, print_json, print_table, selects_a_server
-from llmserve.contract.report import FrontendReport, ModelReport, PartReport, ServerReport
 from llmserve.errors import ModelNotReadyError
-from llmserve.server import find_one, find_servers, none_runs
+from llmserve.server import (
+    FrontendReport,
+    ModelReport,
+    PartReport,
+    ServerReport,
+    find_one,
+    find_servers,
+    none_runs,
+)
 from llmserve_cli.terminal import size_in_words
 
 if TYPE_CHECKING:
@@ -68,7 +75,7 @@ def reload(model: str, url: str | None, repository: Path | None) -> None:
     llmserve reload demo
     """
     from llmserve.commands import Status
-    from llmserve.server.keep.control import ask
+    from llmserve.server import ask
 
     server = find_one(url, repository, model)
     doing, done = ("reloading", "reloaded") if model in server.models else ("loading", "loaded")
@@ -89,7 +96,7 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
     llmserve unload demo
     """
     from llmserve.commands import Status
-    from llmserve.server.keep.control import ask
+    from llmserve.server import ask
 
     server = find_one(url, repository, model)
     with Status(f"unloading {model}"):

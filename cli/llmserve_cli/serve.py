@@ -13,8 +13,7 @@ import click
 
 from llmserve.commands import built_models, printable
 from llmserve.errors import LLMServeError, ServerError, UsageError
-from llmserve.plugin import FileCommand
-from llmserve.problems import Problem
+from llmserve.plugin import FileCommand, Problem
 from llmserve.server import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import what_to_serve
@@ -32,7 +31,7 @@ from llmserve_cli.served import options_of, served_repository
 from llmserve_cli.triton_flags import TRITON_FLAG, triton_arguments
 
 if TYPE_CHECKING:
-    from llmserve.repository.repository import Repository
+    from llmserve.plugin import Repository
     from llmserve.server import LoadProgress, OnDemand, Server, ServerSettings
     from llmserve.server.run.frontend import RunningFrontend
     from llmserve.server.run.loading import Loading
@@ -189,10 +188,8 @@ def serve(
     llmserve serve --on-demand --max-loaded 2 --pin demo
     """
     from llmserve.commands import Status
-    from llmserve.contract.address import Address
-    from llmserve.plugins.roles import Place
+    from llmserve.plugin import Address, Place, Repository
     from llmserve.repository.publish import recover
-    from llmserve.repository.repository import Repository
     from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.run.tracing import trace_arguments
     from llmserve_cli.frontends import RequestedFrontends
@@ -379,7 +376,7 @@ def _with_image(settings: ServerSettings, repository: Repository) -> ServerSetti
     """Choose the container's image, and drop the models that need another image."""
     if settings.runtime != "docker":
         return settings
-    from llmserve.repository.dockerfile import image_for
+    from llmserve.plugin import image_for
 
     image = image_for(repository, settings.models)
     if image.models != settings.models:
@@ -395,7 +392,7 @@ def _without_broken(
 
     Problems that do not prevent a model from loading are printed.
     """
-    from llmserve.repository.check import check_repository
+    from llmserve.plugin import check_repository
     from llmserve.server import with_dependents
     from llmserve.server.find.embedded import missing_backends
 

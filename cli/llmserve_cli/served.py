@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
-from llmserve.plugin import server_file_of
+from llmserve.plugin import meaning_of, server_file_of
 from llmserve.server import REPOSITORY_FOLDER
 from llmserve_cli.building import build_file, build_stored
 
 if TYPE_CHECKING:
-    from llmserve.builder.server_file import ServerFile
+    from llmserve.plugin import ServerFile
 
 
 GATEWAY_OPTIONS = {
@@ -62,20 +62,8 @@ def _built_or_given(
     served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
 ) -> Path:
     """Return the repository to serve; one of its own for a model, which is built if needed."""
-    from llmserve.builder.source import (
-        GGUF,
-        is_checkpoint,
-        is_gguf,
-        is_ollamas,
-        names_model,
-        path_of,
-    )
-
-    path_of(served)
-    path = Path(served)
-    is_model = is_checkpoint(path) or is_gguf(path)
-    # Neither can be a repository, and the build says what is wrong with it.
-    is_asked_as_model = served.lower().endswith(GGUF) or "://" in served or is_ollamas(served)
+    meaning, path = meaning_of(served), Path(served)
+    is_model = meaning == "files"
     if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):
         if plugin or name or assignments:
             raise UsageError(
@@ -86,12 +74,13 @@ def _built_or_given(
         return path
     if not is_model:
         _refuse_other(path)
-        if not names_model(served) and not is_asked_as_model:
+        if not meaning:
             return path
     try:
         return build_stored(served, name=name, plugin=plugin, assignments=assignments).repository
     except ModelSourceError as error:
-        if is_model or is_asked_as_model:
+        # Neither can be a repository, and the build says what is wrong with it.
+        if meaning in ("files", "model"):
             raise
         problem = f"there is no folder {served}, and {error.problem}"
         raise ModelSourceError(problem, hint=error.hint) from None

@@ -9,7 +9,7 @@ import click
 
 from llmserve.contract.container import NEWEST, TUNING, release
 from llmserve.errors import UsageError
-from llmserve.names import near
+from llmserve.plugin import near
 
 _FORM = re.compile(r"(?:--)?([a-z0-9-]+)=([^\x00-\x1f]+)")
 _OURS = "shm-region-prefix-name"

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from llmserve.names import closest, near, near_or_in
+from llmserve.names import closest
+from llmserve.plugin import near
 from llmserve_cli.habits import advice
 
 HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -26,7 +27,7 @@ class Group(click.Group):
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             see_help = f"{ctx.command_path} --help"
-            hint = near_or_in(name, self.list_commands(ctx), see_help)
+            hint = near(name, self.list_commands(ctx), place=see_help)
             hint = f"see {see_help}" if name == "help" else hint
             raise click.UsageError(f"no command is called {name!r}: {hint}")
         return super().resolve_command(ctx, args)

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.commands import print_json
-from llmserve.contract.options import OPTIONS
-from llmserve.contract.tasks import CLASSIFY, EMBED, RERANK, task_of
-from llmserve.contract.tensors import EMBEDDING
 from llmserve.errors import OutputError, UsageError
+from llmserve.runtime.contract import CLASSIFY, EMBED, EMBEDDING, OPTIONS, RERANK, task_of
 from llmserve_cli.terminal import echo_answer
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from llmserve.errors import (
     PluginError,
     reason,
 )
-from llmserve.names import check_model_name, closest, model_name_from, near_or_in, normal
+from llmserve.names import check_model_name, closest, model_name_from, near, normal
 from llmserve.packages import install_command
 from llmserve.plugins.options import Option, Value, renamed_values, resolve
 from llmserve.plugins.registry import Plugin, Registry
@@ -297,7 +297,7 @@ def _refuse_unknown(
         if others:
             hint = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it; see {listed}"
         else:
-            hint = near_or_in(name, names, listed)
+            hint = near(name, names, place=listed)
         raise OptionError(f"no option {name!r} here", hint=hint)
 
 

@@ -204,6 +204,20 @@ def is_ollamas(model: str) -> bool:
     return bool(_OLLAMAS.fullmatch(model)) and not model.lower().endswith(GGUF)
 
 
+def meaning_of(asked: str) -> Literal["files", "model", "id", ""]:
+    """Say what a user means who names a model, or something else.
+
+    It is the ``files`` of a model on this machine, a ``model`` in the words of others, or perhaps
+    the ``id`` of one on the hub; else it is none.
+    """
+    path = path_of(asked)
+    if is_checkpoint(path) or is_gguf(path):
+        return "files"
+    if asked.lower().endswith(GGUF) or "://" in asked or is_ollamas(asked):
+        return "model"
+    return "id" if names_model(asked) else ""
+
+
 def path_of(model: str) -> Path:
     """Return the path that a model may be; raise if no file can be called that."""
     path = Path(model)

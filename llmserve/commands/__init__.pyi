@@ -1,5 +1,4 @@
 from llmserve.commands.completion import built_models as built_models
-from llmserve.commands.completion import stored_models as stored_models
 from llmserve.commands.options import asks_a_server as asks_a_server
 from llmserve.commands.options import assigned as assigned
 from llmserve.commands.options import selects_a_server as selects_a_server

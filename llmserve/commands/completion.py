@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from llmserve.builder.store import Store
     from llmserve.repository.repository import Repository
 
     del param
@@ -19,11 +20,6 @@ def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     parts = {part for model in built for part in model.parts}
     names = [model.name for model in built if model.name not in parts]
     if not ctx.params.get("repository"):
-        names += [name for name in stored_models() if name not in names]
+        stored = [model.name for model in Store().models()]
+        names += [name for name in stored if name not in names]
     return [name for name in names if name.startswith(incomplete)]
-
-
-def stored_models() -> list[str]:
-    from llmserve.builder.store import Store
-
-    return [stored.name for stored in Store().models()]

@@ -13,6 +13,29 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+__all__ = [
+    "GRPC_PORT",
+    "HF_HOME",
+    "HTTP_PORT",
+    "IMAGE",
+    "LOOPBACK",
+    "METRICS_PORT",
+    "MODELS",
+    "NEWEST",
+    "SERVERS",
+    "TUNING",
+    "ULIMITS",
+    "UNKNOWN",
+    "Release",
+    "addresses",
+    "closed",
+    "release",
+    "release_in",
+    "select",
+    "start",
+]
+"""What plugins may use."""
+
 SERVERS = {
     "23.10": "2.39.0", "23.11": "2.40.0", "23.12": "2.41.0", "24.01": "2.42.0", "24.02": "2.43.0",
     "24.03": "2.44.0", "24.04": "2.45.0", "24.05": "2.46.0", "24.06": "2.47.0", "24.07": "2.48.0",

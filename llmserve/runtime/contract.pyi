@@ -1,6 +1,5 @@
 from llmserve.contract.bounded_json import BoundedJson as BoundedJson
 from llmserve.contract.bounded_json import parse_json as parse_json
-from llmserve.contract.names import MANIFEST as MANIFEST
 from llmserve.contract.names import SCHEMA as SCHEMA
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
 from llmserve.contract.names import THREADS as THREADS
@@ -8,8 +7,6 @@ from llmserve.contract.options import ALIASES as ALIASES
 from llmserve.contract.options import ANSWER as ANSWER
 from llmserve.contract.options import API_NAMES as API_NAMES
 from llmserve.contract.options import BIASES as BIASES
-from llmserve.contract.options import CHAT_TEMPLATE_KWARGS as CHAT_TEMPLATE_KWARGS
-from llmserve.contract.options import DEFAULT_LENGTH as DEFAULT_LENGTH
 from llmserve.contract.options import ENGINE_OPTIONS as ENGINE_OPTIONS
 from llmserve.contract.options import FILL_CONTEXT as FILL_CONTEXT
 from llmserve.contract.options import FORMS as FORMS
@@ -24,13 +21,11 @@ from llmserve.contract.options import OPTIONS as OPTIONS
 from llmserve.contract.options import PROMPT_LOGPROBS as PROMPT_LOGPROBS
 from llmserve.contract.options import PROMPT_NAME as PROMPT_NAME
 from llmserve.contract.options import PROMPT_ONLY as PROMPT_ONLY
-from llmserve.contract.options import READING as READING
 from llmserve.contract.options import SAMPLING as SAMPLING
 from llmserve.contract.options import STOP_WORDS as STOP_WORDS
 from llmserve.contract.options import STREAM as STREAM
 from llmserve.contract.options import TEXT_FORMAT_INPUTS as TEXT_FORMAT_INPUTS
 from llmserve.contract.options import TRUNCATE as TRUNCATE
-from llmserve.contract.options import VECTOR as VECTOR
 from llmserve.contract.options import RequestOption as RequestOption
 from llmserve.contract.tasks import CLASSIFY as CLASSIFY
 from llmserve.contract.tasks import EMBED as EMBED

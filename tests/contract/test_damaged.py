@@ -16,11 +16,11 @@ import llmserve
 from llmserve.builder.build import BuildSpec, build_spec
 from llmserve.builder.source import resolve
 from llmserve.builder.source_files import vocabulary_size
+from llmserve.contract.names import MANIFEST
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, ModelSourceError
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
-from llmserve.runtime.contract import MANIFEST
 from tests.support import edit_json
 
 
