@@ -123,7 +123,10 @@ def _check_name(path: Path, keys: Sequence[Key], name: str) -> None:
     if not name.strip():
         raise UsageError("a key needs a name", hint="llmserve key new alice")
     if any(key.name == name for key in keys):
-        raise UsageError(f"{path} already has a key named {name!r}", hint="use another name")
+        raise UsageError(
+            f"{path} already has a key named {name!r}",
+            hint="use another name, or llmserve key revoke that one first",
+        )
 
 
 def _named(path: Path, keys: Sequence[Key], name: str) -> list[Key]:

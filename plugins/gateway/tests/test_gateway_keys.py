@@ -174,7 +174,7 @@ def test_keys_are_listed_changed_and_revoked_while_a_gateway_runs(tmp_path: Path
         (["set", "me", "--name", "you"], "already has a key named 'you'"),
         (["set", "me", "--name", " "], "needs a name"),
         (["set", "me", "--model", "a", "--all-models"], "contradict"),
-        (["new", "me"], "already has a key named 'me'"),
+        (["new", "me"], "already has a key named 'me': use another name, or llmserve key revoke"),
     ],
 )
 def test_what_cannot_be_changed_changes_nothing(tmp_path: Path, words: list[str], why: str) -> None:
