@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve_embed.packing import packs
@@ -18,6 +18,7 @@ def cost(passes: Iterable[Sequence[int]]) -> int:
     return sum(len(each) * max(each) + COST for each in passes)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 2000))
 def test_each_text_is_in_one_pass_that_is_not_too_large(lengths: list[int], most: int) -> None:
     found = packs(lengths, most, COST)
@@ -27,6 +28,7 @@ def test_each_text_is_in_one_pass_that_is_not_too_large(lengths: list[int], most
         assert padded <= most or len(pack) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(60, 200))
 def test_no_other_division_is_cheaper(lengths: list[int], most: int) -> None:
     found = [[lengths[position] for position in pack] for pack in packs(lengths, most, COST)]
