@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llmserve.builder.client_script import client_script
 from llmserve.builder.context import BuildContext
 from llmserve.builder.ensemble import Assembly
 from llmserve.builder.plan import (
@@ -261,13 +261,6 @@ def _refuse_or_report(
     report(f"{component}: {problem.message}")
 
 
-def _client_of(plan: Plan) -> str:
-    spec = find_spec(plan.recipe.client)
-    if spec is None or not spec.origin:
-        raise PluginError(f"the recipe's client {plan.recipe.client} cannot be found")
-    return Path(spec.origin).read_text(encoding="utf-8")
-
-
 def _draft(
     plan: Plan,
     context: BuildContext,
@@ -305,7 +298,7 @@ def _draft(
         brought=sorted(container.brings) if container else (),
         triton=container.triton if container else "",
     )
-    client = "" if part_of else _client_of(plan)
+    client = "" if part_of else client_script(plan.recipe.client)
     return Draft(context.folder.parent, context.config, manifest, client)
 
 

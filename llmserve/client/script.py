@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import secrets
 import struct
@@ -24,15 +23,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-URL = os.environ.get("LLMSERVE_URL") or "127.0.0.1:8001"
-RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2, 4, 5, 6, 7, 130
+from llmserve.client.script_parts import (
+    REJECTED,
+    UNREACHABLE,
+    URL,
+    RequestError,
+    channel,
+    default_model,
+    explain,
+    one_line,
+    run,
+    set_parameters,
+)
 
 
 class Answer(NamedTuple):
@@ -43,23 +51,6 @@ class Answer(NamedTuple):
     input_tokens: int | None = None
     output_tokens: int | None = None
     logprobs: list[Any] | None = None
-
-
-class RequestError(Exception):
-    """A failed request: a one-line message and the exit code."""
-
-    def __init__(self, message: str, exit_code: int = RUNTIME) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-def default_model() -> str:
-    """Return the model's name from llmserve.json next to this file, else the folder's name."""
-    folder = Path(__file__).resolve().parent
-    manifest = folder / "llmserve.json"
-    if not manifest.is_file():
-        return folder.name
-    return str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
 
 
 def generate(prompt: str, **options: Any) -> Answer:
@@ -90,8 +81,8 @@ def stream(
     def remaining() -> float | None:
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-    with _channel(url) as channel:
-        stub = Stub(channel)
+    with channel(url) as opened:
+        stub = Stub(opened)
         try:
             config_request = messages.ModelConfigRequest(name=model)
             config_timeout = 10 if deadline is None else remaining()
@@ -104,7 +95,7 @@ def stream(
                 # gRPC closes our side after the one request, so the stream ends with the answer.
                 for message in stub.ModelStreamInfer(iter([request]), timeout=remaining()):
                     if message.error_message:
-                        raise RequestError(f"refused: {_one_line(message.error_message)}", REJECTED)
+                        raise RequestError(f"refused: {one_line(message.error_message)}", REJECTED)
                     yield from _read(message.infer_response)
                     complete = message.infer_response.parameters["triton_final_response"].bool_param
                 if not complete:
@@ -115,7 +106,7 @@ def stream(
                 request = _request(config, prompt, options)
                 yield from _read(stub.ModelInfer(request, timeout=remaining()))
         except grpc.RpcError as error:
-            raise _explain(error, model, url) from None
+            raise explain(error, model, url) from None
 
 
 def _exchange(config: Any) -> str:
@@ -158,17 +149,7 @@ def _request(config: Any, prompt: str, options: dict[str, Any]) -> Any:
     request.inputs.add(name="text_input", datatype="BYTES", shape=shape)
     text = prompt.encode()
     request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
-    for name, value in options.items():
-        if isinstance(value, bool):
-            request.parameters[name].bool_param = value
-        elif isinstance(value, int) and -(2**63) <= value < 2**63:
-            request.parameters[name].int64_param = value
-        elif isinstance(value, float):
-            request.parameters[name].double_param = value
-        elif isinstance(value, (list, tuple)):
-            request.parameters[name].string_param = json.dumps(value)
-        elif value is not None:
-            request.parameters[name].string_param = str(value)
+    set_parameters(request, options)
     return request
 
 
@@ -184,49 +165,6 @@ def _read(response: Any) -> list[Answer]:
     counts = [None if raw is None else int.from_bytes(raw, "little") for raw in raw_counts]
     logprobs = json.loads(outputs["logprobs"][4:]) if "logprobs" in outputs else None
     return [Answer(text, reason, counts[0], counts[1], logprobs)]
-
-
-def _channel(url: str) -> Any:
-    scheme, _, address = url.rpartition("://")
-    if scheme not in ("", "grpc", "grpcs") or ":" not in address:
-        raise RequestError(f"{url}: give Triton's gRPC port (usually 8001) as host:port", USAGE)
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        # Detects a server that died. Triton allows at most one ping every five minutes.
-        ("grpc.keepalive_time_ms", 330_000),
-        # Despite its name, this also limits each attempt to connect.
-        ("grpc.min_reconnect_backoff_ms", 5_000),
-    ]
-    if scheme == "grpcs":
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=options)
-    return grpc.insecure_channel(address, options=options)
-
-
-def _explain(error: Any, model: str, url: str) -> RequestError:
-    code, details = error.code(), _one_line(error.details() or "")
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RequestError("no complete answer in time: allow more with --timeout", TIMED_OUT)
-    if code == grpc.StatusCode.CANCELLED:
-        return RequestError("the request was cancelled", INTERRUPTED)
-    if details.startswith("Request for unknown model"):
-        return RequestError(f"the server at {url} has no model {model!r} that is ready", NOT_READY)
-    if code == grpc.StatusCode.UNAVAILABLE and "queue" not in details:
-        return RequestError(
-            f"no Triton answers at {url}: give its gRPC port (usually 8001) with --url, or wait if "
-            "it is still loading",
-            UNREACHABLE,
-        )
-    return RequestError(f"refused: {details}", REJECTED)
-
-
-def _one_line(message: str) -> str:
-    # A model of llmserve puts "[llmserve code] " in front; another Python model's traceback follows
-    # after "At:".
-    ensemble, coded, words = message.partition("[llmserve ")
-    if coded and (not ensemble or ensemble.startswith("in ensemble '")):
-        message = words.partition("] ")[2]
-    return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
 
 
 def _printable(text: str) -> str:
@@ -254,32 +192,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
+def _ask() -> None:
     options = vars(_parser().parse_args())
     prompt, as_json = options.pop("prompt"), options.pop("json")
     pieces = options.pop("stream") and not as_json
-    try:
-        if prompt == "-":
-            prompt = sys.stdin.read().removesuffix("\n")
-        for answer in stream(prompt, **options) if pieces else [generate(prompt, **options)]:
-            fields = answer._asdict()
-            if answer.logprobs is None:
-                del fields["logprobs"]
-            sys.stdout.write(json.dumps(fields) if as_json else _printable(answer.text))
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-    except RequestError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    except UnicodeError:
-        sys.stderr.write("error: the prompt or the answer is not UTF-8\n")
-        return RUNTIME
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The reader has closed the pipe.
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
+    if prompt == "-":
+        prompt = sys.stdin.read().removesuffix("\n")
+    for answer in stream(prompt, **options) if pieces else [generate(prompt, **options)]:
+        fields = answer._asdict()
+        if answer.logprobs is None:
+            del fields["logprobs"]
+        sys.stdout.write(json.dumps(fields) if as_json else _printable(answer.text))
+        sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(_ask))

@@ -16,40 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-URL = os.environ.get("LLMSERVE_URL") or "127.0.0.1:8001"
-RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2, 4, 5, 6, 7, 130
+from llmserve.client.script_parts import URL, channel, default_model, explain, run, set_parameters
+
 # The formats of Triton's numbers, which are little-endian.
 FORMATS = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"}
 FORMATS |= {"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q"}
 FORMATS |= {"UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
-
-
-class RequestError(Exception):
-    """A failed request: a one-line message and the exit code."""
-
-    def __init__(self, message: str, exit_code: int = RUNTIME) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-def default_model() -> str:
-    """Return the model's name from llmserve.json next to this file, else the folder's name."""
-    folder = Path(__file__).resolve().parent
-    manifest = folder / "llmserve.json"
-    if not manifest.is_file():
-        return folder.name
-    return str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
 
 
 def compute(
@@ -68,8 +49,8 @@ def compute(
     """
     model = model or default_model()
     found: dict[str, list[Any]] = {}
-    with _channel(url) as channel:
-        stub = Stub(channel)
+    with channel(url) as opened:
+        stub = Stub(opened)
         try:
             request = messages.ModelConfigRequest(name=model)
             config = stub.ModelConfig(request, timeout=10).config
@@ -80,7 +61,7 @@ def compute(
                 for name, values in _read(stub.ModelInfer(request, timeout=timeout)).items():
                     found.setdefault(name, []).extend(values)
         except grpc.RpcError as error:
-            raise _explain(error, model, url) from None
+            raise explain(error, model, url) from None
     return found
 
 
@@ -95,17 +76,7 @@ def _request(
             raw = [text.encode() for text in rows]
             packed = b"".join(struct.pack("<I", len(text)) + text for text in raw)
             request.raw_input_contents.append(packed)
-    for name, value in options.items():
-        if isinstance(value, bool):
-            request.parameters[name].bool_param = value
-        elif isinstance(value, int) and -(2**63) <= value < 2**63:
-            request.parameters[name].int64_param = value
-        elif isinstance(value, float):
-            request.parameters[name].double_param = value
-        elif isinstance(value, (list, tuple)):
-            request.parameters[name].string_param = json.dumps(value)
-        elif value is not None:
-            request.parameters[name].string_param = str(value)
+    set_parameters(request, options)
     return request
 
 
@@ -137,49 +108,6 @@ def _texts(raw: bytes) -> list[Any]:
     return texts
 
 
-def _channel(url: str) -> Any:
-    scheme, _, address = url.rpartition("://")
-    if scheme not in ("", "grpc", "grpcs") or ":" not in address:
-        raise RequestError(f"{url}: give Triton's gRPC port (usually 8001) as host:port", USAGE)
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        # Detects a server that died. Triton allows at most one ping every five minutes.
-        ("grpc.keepalive_time_ms", 330_000),
-        # Despite its name, this also limits each attempt to connect.
-        ("grpc.min_reconnect_backoff_ms", 5_000),
-    ]
-    if scheme == "grpcs":
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=options)
-    return grpc.insecure_channel(address, options=options)
-
-
-def _explain(error: Any, model: str, url: str) -> RequestError:
-    code, details = error.code(), _one_line(error.details() or "")
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RequestError("no complete answer in time: allow more with --timeout", TIMED_OUT)
-    if code == grpc.StatusCode.CANCELLED:
-        return RequestError("the request was cancelled", INTERRUPTED)
-    if details.startswith("Request for unknown model"):
-        return RequestError(f"the server at {url} has no model {model!r} that is ready", NOT_READY)
-    if code == grpc.StatusCode.UNAVAILABLE and "queue" not in details:
-        return RequestError(
-            f"no Triton answers at {url}: give its gRPC port (usually 8001) with --url, or wait if "
-            "it is still loading",
-            UNREACHABLE,
-        )
-    return RequestError(f"refused: {details}", REJECTED)
-
-
-def _one_line(message: str) -> str:
-    # A model of llmserve puts "[llmserve code] " in front; another Python model's traceback follows
-    # after "At:".
-    ensemble, coded, words = message.partition("[llmserve ")
-    if coded and (not ensemble or ensemble.startswith("in ensemble '")):
-        message = words.partition("] ")[2]
-    return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
-
-
 def _line(values: dict[str, Any]) -> str:
     """Return a line of JSON with its letters as they are, and no control characters."""
     line = json.dumps(values, ensure_ascii=False) + "\n"
@@ -198,29 +126,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
+def _ask() -> None:
     options = vars(_parser().parse_args())
     text, pairs = options.pop("text"), options.pop("pair")
-    try:
-        texts = sys.stdin.read().splitlines() if text == "-" else [text]
-        if pairs:
-            texts, pairs = [t for t in texts for _ in pairs], pairs * len(texts)
-        outputs = compute(texts, pairs, **options) if texts else {}
-        for row in range(len(texts)):
-            values = {name: rows[row] for name, rows in outputs.items()}
-            sys.stdout.write(_line(values))
-    except RequestError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    except UnicodeError:
-        sys.stderr.write("error: the texts or the answer are not UTF-8\n")
-        return RUNTIME
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The reader has closed the pipe.
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
+    texts = sys.stdin.read().splitlines() if text == "-" else [text]
+    if pairs:
+        texts, pairs = [t for t in texts for _ in pairs], pairs * len(texts)
+    outputs = compute(texts, pairs, **options) if texts else {}
+    for row in range(len(texts)):
+        values = {name: rows[row] for name, rows in outputs.items()}
+        sys.stdout.write(_line(values))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(_ask))

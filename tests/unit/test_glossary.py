@@ -37,7 +37,7 @@ def test_every_public_class_has_its_word() -> None:
 # A role, and the class of that name inside Triton that fills it; a token's probability as it is
 # sent and as it is read; and a script that is copied, so that it stands alone.
 TWICE = {"Tokenizer", "Generator", "Formatter", "Logprob"}
-COPIED = {"script.py", "value_script.py"}
+COPIED = {"script.py", "script_parts.py", "value_script.py"}
 
 
 def test_a_name_of_a_class_of_the_core_means_one_thing() -> None:

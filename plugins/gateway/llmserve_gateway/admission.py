@@ -125,7 +125,9 @@ class Admission:
         for in_flight, limit, whose in limits:
             if in_flight and in_flight + tokens > limit:
                 what = f"prompts and images{whose} that count as {in_flight} tokens are in flight"
-                raise queue_full(what)
+                # They leave as requests end, one after the other.
+                too_many = (in_flight + tokens - limit) / in_flight
+                raise queue_full(what, self._seconds * min(1.0, too_many))
         self.tokens[model] += tokens
         if of_party:
             self._tokens_of[of_party] += tokens

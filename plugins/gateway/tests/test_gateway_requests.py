@@ -619,6 +619,30 @@ def test_a_full_queue_says_when_it_will_have_room(monkeypatch: pytest.MonkeyPatc
         assert ("a second" if after == "1" else f"{after} seconds") in error.message
 
 
+def test_a_full_queue_of_tokens_says_when_it_will_have_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(seconds: float, tokens: int) -> ApiError:
+        loop, now = asyncio.get_running_loop(), 0.0
+        monkeypatch.setattr(loop, "time", lambda: now)
+        admission = Admission(Limits(max_queued_tokens=100))
+        async with admission.admit():
+            now = seconds
+        with (
+            admission.hold("m", 80),
+            pytest.raises(ApiError) as caught,
+            admission.hold("m", tokens),
+        ):
+            pass
+        monkeypatch.undo()
+        return caught.value
+
+    for seconds, tokens, after in ((0.5, 60, 1), (40.0, 60, 20), (40.0, 500, 40), (900.0, 60, 60)):
+        error = asyncio.run(refused(seconds, tokens))
+        assert error.headers["retry-after"] == str(after)
+        assert ("a second" if after == 1 else f"{after} seconds") in error.message
+
+
 def test_the_wait_for_a_slot_is_limited_by_the_requests_timeout() -> None:
     async def wait() -> tuple[ApiError, int]:
         admission = Admission(Limits(max_requests=1))

@@ -1,34 +1,45 @@
-"""The scripts that models are emitted with: each stands alone, and they say the same."""
+"""The scripts that models are emitted with: each stands alone, and they have the same parts."""
 
 from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmserve.client import script, value_script
+from llmserve.builder.client_script import client_script
+from llmserve.client import messages, script, value_script
 from llmserve.contract.tensors import TYPES
 
 
-def parts(path: str) -> dict[str, str]:
-    source = Path(path).read_text(encoding="utf-8")
-    return {
-        node.name: ast.get_source_segment(source, node) or ""
-        for node in ast.parse(source).body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-    }
+@pytest.mark.parametrize("module", [script, value_script])
+def test_an_emitted_client_stands_alone_and_has_nothing_that_it_does_not_use(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "client.py"
+    path.write_text(client_script(module.__name__), encoding="utf-8")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) == module.__doc__.strip()  # type: ignore[union-attr]
+    of = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in of if name and name.startswith("llmserve")]
+    defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert len(defined) == len(set(defined))
+    # Names that are missing, imports that are not used or sorted, and how it is laid out.
+    for words in (["check", "--select", "F,I,E"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *words, "--line-length", "100", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["RequestError", "default_model", "_channel", "_explain", "_one_line"]
-)
-def test_what_both_scripts_have_is_the_same(name: str) -> None:
-    assert parts(script.__file__)[name] == parts(value_script.__file__)[name]
+def test_a_client_of_others_is_emitted_as_it_is() -> None:
+    source = Path(str(messages.__file__)).read_text(encoding="utf-8")
+    assert client_script("llmserve.client.messages") == source
 
 
 @pytest.mark.parametrize("short", [name for name in TYPES if name != "TYPE_STRING"])
