@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
+from typing import Any
 
 from llmserve.builder.server_file import GATEWAY, MODEL, SERVE, TOP, Key, schema, value_words
 from llmserve.client.failures import type_of
 from llmserve.contract.failures import FAILURES, Row
 from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption
+from llmserve_gateway.endpoints import ENDPOINTS
+from llmserve_gateway.fields import Body
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -161,8 +164,74 @@ def schema_page() -> str:
     return json.dumps(schema(), indent=2) + "\n"
 
 
+_REQUESTS = """\
+# The fields of requests
+
+This page is made from the rows of the gateway's endpoints by `python -m tests.reference`.
+
+The fields that each endpoint of [the gateway](../plugins/gateway.md) knows. Null is the same as
+none. What is refused would change the answer, and cannot be had here: such a field is refused with
+a 400 that names it, unless its value asks for nothing, such as false or an empty list. Fields that
+are not here are accepted without any effect, and logged once. A gateway serves the same as OpenAPI
+at `/openapi.json`.
+"""
+
+
+def requests_page() -> str:
+    """Return a section for each body, with all endpoints that read it."""
+    places: dict[int, tuple[Body, list[str]]] = {}
+    for row in ENDPOINTS:
+        for body in row.bodies:
+            places.setdefault(id(body), (body, []))[1].append(f"{row.method} {row.name}")
+    return _REQUESTS + "".join(starmap(_body_section, places.values()))
+
+
+def _body_section(body: Body, names: Sequence[str]) -> str:
+    rows = [(name, field) for name, field in body.all_fields() if field.use == "read"]
+    lines = [
+        f"| `{name}` | {schema_words(field.schema)} | {'yes' if field.required else ''} "
+        f"| {field.help} |\n"
+        for name, field in rows
+    ]
+    text = f"\n## {', '.join(names)}\n\n| field | value | needed | use |\n|---|---|---|---|\n"
+    text += "".join(lines)
+    if body.any_of or body.one_of:
+        groups = [*body.any_of, *([name] for name in body.one_of)]
+        texts = [" and ".join(f"`{name}`" for name in group) for group in groups]
+        text += f"\nIt needs {', or '.join(texts)}.\n"
+    for use in ("refused", "ignored"):
+        if found := [f"`{name}`" for name, field in body.all_fields() if field.use == use]:
+            text += f"\n{use.capitalize()}: {', '.join(found)}.\n"
+    return text
+
+
+def schema_words(schema: Mapping[str, Any]) -> str:
+    """Return what a JSON schema says of a value, in words."""
+    if "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(map(schema_words, choices)))
+    kind = schema.get("type", "any")
+    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    if words == "array" and "items" in schema:
+        words = f"array of {schema_words(schema['items'])}"
+    limits = [f"{word} {_big(schema[key])}" for key, word in _LIMITS.items() if key in schema]
+    return " ".join([words, *limits])
+
+
+def _big(number: float) -> str:
+    near = {INT32: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return near.get(int(number), f"{number:g}")
+
+
+_LIMITS = {"exclusiveMinimum": "above", "minimum": "from", "maximum": "to"}
+
+
 PAGES = {
     "options.md": options_page,
+    "requests.md": requests_page,
     "failures.md": failures_page,
     "llmserve.toml.md": file_page,
     "llmserve.schema.json": schema_page,

@@ -26,7 +26,7 @@ from llmserve_certify.commands import FAILED as CERTIFY_FAILED
 from llmserve_cli.group import cli
 from llmserve_cli.interrupts import EXIT_CODE
 from llmserve_cli.main import BROKEN_PIPE
-from llmserve_gateway.document import make_document
+from llmserve_gateway.endpoints import ENDPOINTS
 from llmserve_gateway.metrics import Metrics
 
 API_FILE = Path(errors.__file__).parent / "api.txt"
@@ -151,43 +151,12 @@ def tensors_page() -> str:
 
 
 def http_page() -> str:
-    document = make_document(["demo"])
-    sections = [
-        f"## {method.upper()} {path}\n\n{operation.get('summary', '')}\n\n{_fields(operation)}"
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-    ]
+    rows = [(f"`{row.method} {row.name}`", row.summary) for row in ENDPOINTS]
     return (
-        "# HTTP API\n\nWhat the [gateway](../plugins/gateway.md) answers. It serves this document "
-        "itself, for the models that it has, at `/openapi.json`.\n\n" + "\n".join(sections)
+        "# HTTP API\n\nWhat the [gateway](../plugins/gateway.md) answers; [the fields of "
+        "requests](requests.md) have a page of their own. It serves both itself, for the models "
+        "that it has, at `/openapi.json`.\n\n" + table(("endpoint", ""), rows)
     )
-
-
-def _fields(operation: Mapping[str, Any]) -> str:
-    content = operation.get("requestBody", {}).get("content", {})
-    schema: Mapping[str, Any] = next((body.get("schema", {}) for body in content.values()), {})
-    needed = schema.get("required", ())
-    rows = [
-        (f"`{name}`", f"`{_type(field)}`", "yes" if name in needed else "")
-        for name, field in schema.get("properties", {}).items()
-    ]
-    return table(("field", "type", "needed"), rows) if rows else ""
-
-
-def _type(field: Mapping[str, Any]) -> str:
-    if "enum" in field:
-        return " or ".join(map(str, field["enum"]))
-    if "const" in field:
-        return str(field["const"])
-    if choices := field.get("anyOf") or field.get("oneOf"):
-        return " or ".join(dict.fromkeys(map(_type, choices)))
-    kind = field.get("type", "any")
-    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
-    limits = [f"{word} {field[key]}" for key, word in _LIMITS.items() if key in field]
-    return " ".join([words, *limits])
-
-
-_LIMITS = {"exclusiveMinimum": "above", "minimum": "from", "maximum": "to"}
 
 
 def gateway_metrics() -> list[Row]:

@@ -19,8 +19,8 @@ from llmserve.plugins.roles import Recipe
 from llmserve_gateway import bodies
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches import routes
-from llmserve_gateway.fields import MAX_ANSWERS
 from llmserve_gateway.serving import Listening
+from llmserve_gateway.text_requests import MAX_ANSWERS
 from llmserve_gateway.value_requests import MAX_TEXTS
 from tests.site.generated import EXIT_CODES, all_commands, as_markdown, other_parts
 from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_links

@@ -13,7 +13,7 @@ from llmserve_gateway.errors import ApiError, bad_request, queue_full
 
 if TYPE_CHECKING:
     from llmserve_gateway.catalog import Catalog
-    from llmserve_gateway.fields import ParsedRequest
+    from llmserve_gateway.text_requests import ParsedRequest
     from llmserve_gateway.value_requests import ValueRequest
 
 

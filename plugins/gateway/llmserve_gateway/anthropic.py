@@ -10,20 +10,39 @@ from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall, Tools
 from llmserve.runtime.contract import GENERATE, INT32, OPTIONS
+from llmserve_gateway.conversations import (
+    CONTENT,
+    Conversation,
+    list_of,
+    message_schema,
+    read_messages,
+    read_text,
+)
 from llmserve_gateway.errors import ApiError, ContextError, bad_request
 from llmserve_gateway.fields import (
-    Fields,
-    ParsedRequest,
-    Thinking,
-    read_effort,
-    read_format,
-    read_messages,
-    read_sampling,
+    Body,
+    Field,
+    Values,
+    check_mapping,
+    needed,
+    option,
+    part,
+    reads,
+    refused,
+)
+from llmserve_gateway.generation_fields import (
+    MODEL,
+    REFUSED,
+    STREAM,
+    TEMPLATE,
+    answer_format,
+    effort,
     read_template,
-    read_text,
-    without_none,
+    sampling,
+    unaffected,
 )
 from llmserve_gateway.openai_answers import dump, dump_text
+from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import CACHED, Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "max_tokens",
@@ -38,77 +57,140 @@ _TEXT_EVENT = (
 )
 
 
-def read_messages_request(content: Mapping[str, Any], *, count_only: bool = False) -> ParsedRequest:
-    """Read the body of ``/v1/messages``; if ``count_only`` is set, it needs no ``max_tokens``."""
-    fields = Fields(content)
-    value = fields.take("messages")
+def _conversation(value: Any, name: str) -> Conversation:
     items = value if isinstance(value, list) else []
     roles = [item.get("role") for item in items if isinstance(item, dict)]
     if any(role not in ("user", "assistant") for role in roles):
-        raise bad_request("roles must be user or assistant: for others see system", "messages")
-    messages, images = read_messages([message for item in items for message in _messages(item)])
-    if (system := fields.take("system")) is not None:
-        messages.insert(0, {"role": "system", "content": read_text(system, "system")})
-    options = read_sampling(fields, "stop_sequences", max_temperature=1)
-    options["chat_template_kwargs"] = read_template(fields, messages, prefills=True)
-    options["max_tokens"] = fields.option(OPTIONS["max_tokens"])
-    if options["max_tokens"] is None and not count_only:
-        raise bad_request("max_tokens must be an integer of at least 1", "max_tokens")
-    thinking = _thinking(fields)
-    config, beta_format = fields.mapping("output_config"), fields.take("output_format")
-    where = "output_format" if beta_format is not None else "output_config.format"
-    constraint, sent = read_format(config.get("format") or beta_format, where)
-    options |= constraint
-    tools = _tools(fields)
-    fields.refuse("not supported by this server", "mcp_servers", "container")
-    options = {**without_none(options), "messages": messages, **images}
-    return ParsedRequest(
-        model=fields.text("model"),
-        options=tools.options(options) if tools else options,
-        stream=fields.boolean("stream"),
-        report_stop_word="stop_words" in options and not tools,
-        tools=tools,
-        thinking=replace(thinking, effort=read_effort(Fields(config), "effort")),
-        sent=sent,
-        unknown=fields.unknown(),
-    )
+        raise bad_request("roles must be user or assistant: for others see system", name)
+    return read_messages([message for item in items for message in _messages(item)], name)
 
 
-def _thinking(fields: Fields) -> Thinking:
-    value = fields.mapping("thinking")
+def _thinking(content: Any, name: str) -> Thinking:
+    value = check_mapping(content, name)
     kind, budget = value.get("type"), value.get("budget_tokens")
-    if kind not in (None, "enabled", "disabled", "adaptive"):
-        raise bad_request("thinking must be enabled, adaptive or disabled", "thinking")
+    if kind not in (None, *_THINKING):
+        raise bad_request(f"{name} must be enabled, adaptive or disabled", name)
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)
                                or not 1 <= budget <= INT32):  # fmt: skip
-        raise bad_request("thinking.budget_tokens must be an integer of at least 1", "thinking")
+        raise bad_request(f"{name}.budget_tokens must be an integer of at least 1", name)
     if kind != "enabled":
         # A model that may think but need not is what every model here is.
         return Thinking(False if kind == "disabled" else None)
-    return Thinking(True, required_by="thinking", budget=budget)
+    return Thinking(True, required_by=name, budget=budget)
 
 
-def _tools(fields: Fields) -> Tools | None:
-    tools = fields.take("tools", type="array", items={"type": "object"}) or []
+def _functions(tools: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(tools, list):
-        raise bad_request("tools must be a list", "tools")
+        raise bad_request(f"{name} must be a list", name)
     functions = []
     for index, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
-            raise bad_request(f"tools[{index}] must be a tool of type custom", "tools")
+            raise bad_request(f"{name}[{index}] must be a tool of type custom", name)
         schema = {"parameters": tool.get("input_schema")}
         text = tool.get("description")
         description = {"description": text} if isinstance(text, str) else {}
         functions.append({"name": tool.get("name"), **description, **schema})
-    choice = fields.mapping("tool_choice")
+    return functions
+
+
+def _choice(content: Any, name: str) -> Mapping[str, Any]:
+    choice = check_mapping(content, name)
     kind = choice.get("type")
     if not (kind is None or isinstance(kind, str)) or kind not in _TOOL_CHOICES:
-        raise bad_request("tool_choice must be auto, any, tool or none", "tool_choice")
+        raise bad_request(f"{name} must be auto, any, tool or none", name)
+    if kind == "tool" and not isinstance(choice.get("name"), str):
+        raise bad_request(f"{name} must name the tool", name)
+    return choice
+
+
+def _one_of(*kinds: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"type": {"enum": [*kinds, None]}, **more}}
+
+
+_THINKING = ("enabled", "disabled", "adaptive")
+_BUDGET = {"type": ["integer", "null"], "minimum": 1, "maximum": INT32}
+_MESSAGES: Field[Conversation] = Field(
+    "messages", "The conversation, which the model answers or continues.", _conversation,
+    list_of(
+        message_schema(required=["content"], content=CONTENT, roles=["user", "assistant"]),
+        message_schema(required=[], content={"anyOf": [CONTENT, {"type": "null"}]},
+                       roles=["assistant"]),
+    ),
+    required=True,
+)  # fmt: skip
+_SYSTEM: Field[str | None] = Field(
+    "system", "What the system says before the conversation.", read_text, CONTENT
+)
+_MOST = option(OPTIONS["max_tokens"])
+_THINKS: Field[Thinking] = Field(
+    "thinking", "Whether the model thinks before it answers.", _thinking,
+    _one_of(*_THINKING, budget_tokens=_BUDGET), absent=Thinking(),
+)  # fmt: skip
+_FORMAT = answer_format("format", "output_config.format")
+_BETA_FORMAT = answer_format("output_format")
+_EFFORT = effort("effort")
+_OUTPUT = part("output_config", "The form of the answer.", Body(_FORMAT, _EFFORT))
+_TOOLS: Field[list[dict[str, Any]]] = Field(
+    "tools", "The functions that an answer may call.", _functions,
+    {"type": "array", "items": {"type": "object"}}, absent=(),
+)  # fmt: skip
+_TOOL_CHOICE: Field[Mapping[str, Any]] = Field(
+    "tool_choice", "Whether an answer calls a function, and which.", _choice,
+    _one_of("auto", "any", "tool", "none", name={}, disable_parallel_tool_use={}), absent={},
+)  # fmt: skip
+_OTHERS: tuple[Field[Any], ...] = (
+    MODEL,
+    STREAM,
+    _SYSTEM,
+    *sampling(stop="stop_sequences", max_temperature=1),
+    _TOOLS,
+    _TOOL_CHOICE,
+    _THINKS,
+    _OUTPUT,
+    _BETA_FORMAT,
+    *TEMPLATE,
+    *refused("not supported by this server", "mcp_servers", "container"),
+    *REFUSED,
+    *unaffected(),
+)
+MESSAGE = Body(_MESSAGES, needed(_MOST), *_OTHERS)
+COUNTED = Body(_MESSAGES, _MOST, *_OTHERS)
+
+
+def _request(values: Values) -> ParsedRequest:
+    conversation, options = values[_MESSAGES], values.options
+    messages = conversation.messages
+    if (system := values[_SYSTEM]) is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    options |= read_template(values, messages, prefills=True)
+    config = values[_OUTPUT]
+    if (wanted := config[_FORMAT] or values[_BETA_FORMAT]) is not None:
+        options |= wanted.options
+    tools = _tools(values)
+    options |= conversation.options
+    return ParsedRequest(
+        model=values[MODEL],
+        options=tools.options(options) if tools else options,
+        stream=values[STREAM],
+        report_stop_word="stop_words" in options and not tools,
+        tools=tools,
+        thinking=replace(values[_THINKS], effort=config[_EFFORT]),
+        sent=wanted.sent if wanted else {},
+        unknown=values.unknown,
+    )
+
+
+read_messages_request = reads(MESSAGE)(_request)
+read_counted_request = reads(COUNTED)(_request)
+"""The same for who only wants to know how many tokens it has."""
+
+
+def _tools(values: Values) -> Tools | None:
+    choice = values[_TOOL_CHOICE]
+    kind = choice.get("type")
     named = choice.get("name") if kind == "tool" else None
-    if kind == "tool" and not isinstance(named, str):
-        raise bad_request("tool_choice must name the tool", "tool_choice")
     parallel = choice.get("disable_parallel_tool_use") is not True
-    return Tools.checked(functions, _TOOL_CHOICES[kind], named, parallel=parallel)
+    return Tools.checked(values[_TOOLS], _TOOL_CHOICES[kind], named, parallel=parallel)
 
 
 def _messages(message: Any) -> list[Any]:

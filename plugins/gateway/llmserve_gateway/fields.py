@@ -1,397 +1,368 @@
-"""Request fields and their validation, shared by all API dialects of the gateway."""
+"""The fields of requests as data: from them come the readers, the OpenAPI document and the pages.
+
+A :class:`Body` has a row for each field that an API of the gateway knows, those that it refuses by
+name or ignores among them. A :class:`Reader` makes a request of what a body has read.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from llmserve.client import Tools
-from llmserve.runtime.contract import (
-    API_NAMES,
-    BIASES,
-    GENERATE,
-    IMAGE_URL,
-    INT32,
-    OPTIONS,
-    BoundedJson,
-    RequestOption,
-)
-from llmserve_gateway.bodies import check_depth
+from llmserve.runtime.contract import BIASES, INT32, RequestOption
 from llmserve_gateway.errors import bad_request
 
-MAX_ANSWERS = 128
-# Those of models that answer with values have requests of their own.
-_SAMPLING = tuple(
-    OPTIONS[name] for name in API_NAMES if OPTIONS[name].group not in ("reading", "vector")
-)
-# The names of output constraints in vLLM's API, and those of the tensor contract.
-_CONSTRAINTS = {row.api: row.name for row in OPTIONS.values() if row.api and row.group == "forms"}
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Check = Callable[[Any, str], T]
+"""Reads a value, which may be None if the field has to be there; the text is what errors name."""
+Use = Literal["read", "ignored", "refused"]
 
-ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
-          "tool": "tool", "function": "tool"}  # fmt: skip
-
-# Accepted, but without any effect on the answer.
-_IGNORED = frozenset(
-    {
-        "metadata", "user", "store", "service_tier", "prompt_cache_key", "safety_identifier",
-        "prompt_cache_retention", "prediction", "verbosity",
-    }
-)  # fmt: skip
-
-_SEEDS = 2**63
-_CONTINUES = "continue_final_message"
-
-# What changes an answer in vLLM's API or in others, and cannot be had here.
-_REFUSED = {
-    "stop_token_ids": "answers end at the model's own end tokens and at the texts in stop",
-    "allowed_token_ids": "send a choice, regex or grammar in structured_outputs",
-    "chat_template": "models are asked in their own template: build the model with another",
-    "documents": "no template is known to show them: send chat_template_kwargs if the model's does",
-    "use_beam_search": "answers are sampled, or greedy at temperature 0",
-    "truncate_prompt_tokens": "prompts are not cut: send a shorter one",
-    "prompt_logprobs": "/v1/completions has those of the prompt with echo and logprobs",
-    "return_token_ids": "/tokenize has the ids of a text",
-}
+STRING: Mapping[str, Any] = {"type": "string"}
+TOKEN_IDS: Mapping[str, Any] = {
+    "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": INT32},
+}  # fmt: skip
+_TOKENS = range(INT32 + 1)
 
 
 @dataclass(frozen=True)
-class Thinking:
-    """What a request asks of a model's thinking; None where it leaves that to the model."""
+class Field(Generic[T_co]):
+    """A row: one field of a body, whose value is of type ``T`` when it has been read."""
 
-    enabled: bool | None = None
-    effort: str | None = None
-    required_by: str = ""
-    """The field that only makes sense if the model thinks before it answers."""
-    budget: int | None = None
-    """After how many tokens the thinking should end, if that can be had."""
+    name: str
+    help: str
+    check: Check[T_co]
+    schema: Mapping[str, Any]
+    """JSON schema of the values that can be read, besides null."""
+    required: bool = False
+    absent: Any = None
+    """What it is if it is not there, or null."""
+    option: str = ""
+    """The option of the tensor contract that it is as it is."""
+    label: str = ""
+    """What errors call it, if not by its name."""
+    use: Use = "read"
+    body: Body | None = None
+    """The fields of its value, if that is an object with fields of its own."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments for a chat template that say so, as families name them."""
-        enabled = False if self.effort == "none" else self.enabled
-        switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
-        effort = {"reasoning_effort": self.effort} if self.effort not in (None, "none") else {}
-        return {**switch, **effort}
-
-
-@dataclass(frozen=True)
-class ParsedRequest:
-    """A validated request in terms of the tensor contract; ``unknown`` are unsupported fields.
-
-    ``options`` are those of the tensor contract. A prompt is a text, or token ids.
-    ``echo_only`` requests return nothing but their prompt; ``report_stop_word`` requests return
-    the stop word that ended the answer; ``echoed_fields`` are repeated in the response. ``sent``
-    maps names of the contract to the fields that the client used, where those vary.
-    """
-
-    model: str
-    options: dict[str, Any]
-    prompts: list[str] | list[list[int]] = field(default_factory=lambda: [""])
-    answers_per_prompt: int = 1
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    echo: bool = False
-    echo_only: bool = False
-    logprobs: bool = False
-    report_stop_word: bool = False
-    tools: Tools | None = None
-    thinking: Thinking = Thinking()
-    has_parts: bool = False
-    """Whether an answer may have more than text: it is known only when the model is."""
-    echoed_fields: Mapping[str, Any] = field(default_factory=dict)
-    sent: Mapping[str, str] = field(default_factory=dict)
-    unknown: frozenset[str] = frozenset()
-
-    tasks = (GENERATE,)
-    """What models are for that can answer it."""
-    cuts = False
+    def read(self, value: Any) -> T_co:
+        return self.check(value, self.label or self.name)
 
     @property
-    def answer_count(self) -> int:
-        return len(self.prompts) * self.answers_per_prompt
+    def full_schema(self) -> dict[str, Any]:
+        """The schema for the document."""
+        schema = self.body.schema() if self.body else dict(self.schema)
+        return {**(schema if self.required else _or_null(schema)), "description": self.help}
+
+
+class Reads(Protocol[T_co]):
+    """What reads requests, by the fields that its bodies have."""
 
     @property
-    def parallel_calls(self) -> bool:
-        """Whether an answer may contain several tool calls."""
-        return self.tools is None or self.tools.parallel
-
-    @cached_property
-    def estimated_tokens(self) -> int:
-        """A rough count of the prompt tokens; the model counts them exactly."""
-        images = len(self.options.get(IMAGE_URL.name, ())) * _IMAGE_TOKENS * BYTES_PER_TOKEN
-        size = self._prompt_bytes + images
-        return size * self.answers_per_prompt // BYTES_PER_TOKEN + 1
-
-    @property
-    def held_tokens(self) -> int:
-        """What it counts as while it waits: images and schemas are in memory as well."""
-        return self.estimated_tokens + self._other_bytes // HELD_BYTES_PER_TOKEN
-
-    @property
-    def sent_bytes(self) -> int:
-        """About how much is sent to the model: its prompt and all options for each answer."""
-        others = len(self.prompts) * self._other_bytes
-        return self.answers_per_prompt * (self._prompt_bytes + others)
-
-    @cached_property
-    def _prompt_bytes(self) -> int:
-        if messages := self.options.get("messages"):
-            content = [messages, self.options.get("chat_template_kwargs")]
-            return len(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
-        return sum(
-            len(prompt.encode(errors="replace"))
-            if isinstance(prompt, str)
-            else len(prompt) * BYTES_PER_TOKEN
-            for prompt in self.prompts
-        )
-
-    @property
-    def _other_bytes(self) -> int:
-        values = self.options.values()
-        texts = [each for value in values for each in (value if type(value) is list else [value])]
-        return sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
-
-    def model_calls(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return a prompt and options for each answer."""
-        calls: list[tuple[str, dict[str, Any]]] = []
-        for prompt in self.prompts:
-            for choice in range(self.answers_per_prompt):
-                options = dict(self.options)
-                if choice and "seed" in options:
-                    # The same seed would give the same answer.
-                    options["seed"] = (options["seed"] + choice) % 2**63
-                if isinstance(prompt, str):
-                    calls.append((prompt, options))
-                else:
-                    if self.echo:
-                        # Only the model knows the text of these tokens.
-                        options["exclude_input_in_output"] = False
-                    calls.append(("", {**options, "input_ids": prompt}))
-        return calls
+    def bodies(self) -> tuple[Body, ...]: ...
+    def __call__(self, content: Mapping[str, Any], /) -> T_co: ...
 
 
-# What it has inside is left to the model, which knows what it reads.
-_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,[A-Za-z0-9+/]+={0,2}")
-_EFFORT = re.compile(r"[a-z]{1,16}")
-# A token is seldom shorter.
-BYTES_PER_TOKEN = 3
-# What is no prompt takes memory and no time: 256 MB is as much as a million tokens.
-HELD_BYTES_PER_TOKEN = 256
-# Models make some hundreds to thousands of one.
-_IMAGE_TOKENS = 1000
-_TOKEN_IDS = range(INT32 + 1)
-TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": INT32}
+class Values:
+    """What a body has read: the value of each of its fields, and what it does not know."""
 
+    __slots__ = ("_content", "_read", "options", "unknown")
 
-class SchemaProbe(dict[str, Any]):
-    """An example request that records the JSON schema of every field that is read from it."""
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        read: Mapping[str, Any],
+        options: dict[str, Any],
+        unknown: frozenset[str],
+    ) -> None:
+        self._content = content
+        self._read = read
+        self.options = options
+        """The fields that are options, by the names of the tensor contract."""
+        self.unknown = unknown
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        super().__init__(content)
-        self.schemas: dict[str, dict[str, Any]] = {}
-
-
-class Fields:
-    """The fields of a request, each read once; those that remain are unknown."""
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._remaining = dict(content)
-        self._schemas = content.schemas if isinstance(content, SchemaProbe) else None
-
-    def take(self, name: str, **schema: Any) -> Any:
-        """Take a field; ``schema`` is JSON schema for its valid values, besides null."""
-        if self._schemas is not None:
-            if "type" in schema:
-                schema["type"] = [schema["type"], "null"]
-            self._schemas[name] = schema
-        return self._remaining.pop(name, None)
-
-    def text(self, name: str, *, required: bool = True) -> Any:
-        value = self.take(name, type="string")
-        if value is None and not required:
-            return None
-        if not isinstance(value, str) or not value:
-            raise bad_request(f"{name} must be a non-empty string", name)
-        check_encodable(value, name)
+    def __getitem__(self, field: Field[T]) -> T:
+        value: T = self._read[field.name]
         return value
 
-    def boolean(self, name: str) -> bool:
-        value = self.take(name, type="boolean")
-        if value is not None and not isinstance(value, bool):
-            raise bad_request(f"{name} must be true or false", name)
-        return bool(value)
+    @property
+    def is_empty(self) -> bool:
+        return not self._content
 
-    def number(
+    def has(self, field: Field[Any]) -> bool:
+        """Return whether a field was sent, be it as null."""
+        return field.name in self._content
+
+
+class Body:
+    """The fields of an object, in the order of the document.
+
+    Of the groups ``any_of`` one has to be there, and of the fields ``one_of`` a single one: what
+    reads the body refuses others. A ``closed`` object within a request has no fields but these.
+    """
+
+    def __init__(
         self,
-        name: str,
-        kind: type[int] | type[float],
-        low: float,
-        high: float = math.inf,
-        *,
-        above: bool = False,
-    ) -> Any:
-        """Take a number of at least ``low``, or greater than ``low`` if ``above`` is set."""
-        schema: dict[str, Any] = {}
-        if self._schemas is not None:
-            schema["type"] = "integer" if kind is int else "number"
-            schema["exclusiveMinimum" if above else "minimum"] = low
-            schema |= {} if high == math.inf else {"maximum": high}
-        value = self.take(name, **schema)
-        if value is None:
-            return None
-        is_number = isinstance(value, (int, float) if kind is float else int)
-        out_of_range = not is_number or not low <= value <= high or (above and value == low)
-        if out_of_range or isinstance(value, bool):
-            expected = "an integer" if kind is int else "a number"
-            minimum = "greater than" if above else "of at least"
-            maximum = "" if high == math.inf else f" and at most {high}"
-            raise bad_request(f"{name} must be {expected} {minimum} {low:g}{maximum}", name)
+        *fields: Field[Any],
+        any_of: Sequence[Sequence[str]] = (),
+        one_of: Sequence[str] = (),
+        closed: bool = False,
+    ) -> None:
+        self.fields: Mapping[str, Field[Any]] = {field.name: field for field in fields}
+        if len(self.fields) < len(fields):
+            raise ValueError("two rows have the same name")
+        self.any_of, self.one_of, self.closed = any_of, one_of, closed
+        self._absent = {field.name: field.absent for field in fields}
+        self._required = [field for field in fields if field.required]
+
+    def read(self, content: Mapping[str, Any]) -> Values:
+        """Read a body; raise an error that names the first field that cannot be read."""
+        fields, read, options, unknown = self.fields, self._absent.copy(), {}, []
+        for name, value in content.items():
+            field = fields.get(name)
+            if field is None:
+                unknown.append(name)
+            elif value is not None:
+                read[name] = value = field.check(value, field.label or name)
+                if field.option and value is not None:
+                    options[field.option] = value
+        for field in self._required:
+            if content.get(field.name) is None:
+                # It says what it needs, as for any other value.
+                field.read(None)
+        return Values(content, read, options, frozenset(unknown))
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the bodies that can be read."""
+        schema: dict[str, Any] = {"type": "object"}
+        if required := [name for name, field in self.fields.items() if field.required]:
+            schema["required"] = required
+        if self.any_of:
+            schema["anyOf"] = [{"required": [*group]} for group in self.any_of]
+        if self.one_of:
+            schema["oneOf"] = [{"required": [name]} for name in self.one_of]
+        if self.closed:
+            schema["additionalProperties"] = {"type": "null"}
+        schema["properties"] = {name: row.full_schema for name, row in self.fields.items()}
+        return schema
+
+    def all_fields(self, before: str = "") -> Iterator[tuple[str, Field[Any]]]:
+        """Yield the path of each field with its row, and of those within it."""
+        for name, row in self.fields.items():
+            yield f"{before}{name}", row
+            if row.body:
+                yield from row.body.all_fields(f"{before}{name}.")
+
+
+@dataclass(frozen=True)
+class Reader(Generic[T_co]):
+    """Reads requests: its body checks each field, and ``make`` what they mean together."""
+
+    body: Body
+    make: Callable[[Values], T_co]
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return (self.body,)
+
+    def __call__(self, content: Mapping[str, Any]) -> T_co:
+        return self.make(self.body.read(content))
+
+
+@dataclass(frozen=True)
+class Readers(Generic[T_co]):
+    """Reads what several APIs send to one path, told apart by a field of the ``other``."""
+
+    usual: Reader[T_co]
+    other: Reader[T_co]
+    if_sent: Field[Any]
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return self.usual.body, self.other.body
+
+    def __call__(self, content: Mapping[str, Any]) -> T_co:
+        return (self.other if self.if_sent.name in content else self.usual)(content)
+
+
+def reads(body: Body) -> Callable[[Callable[[Values], T]], Reader[T]]:
+    """Make a reader of a function, which gets the values of a body's fields."""
+    return lambda make: Reader(body, make)
+
+
+# Kinds of fields
+
+
+def needed(field: Field[T | None]) -> Field[T]:
+    """Return a row whose field has to be there; its check refuses None."""
+    return cast("Field[T]", replace(field, required=True))
+
+
+def text(name: str, help: str) -> Field[str | None]:
+    """A text that is not empty."""
+    return Field(name, help, _text, {"type": "string", "minLength": 1})
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise bad_request(f"{name} must be a non-empty string", name)
+    check_encodable(value, name)
+    return value
+
+
+def flag(name: str, help: str) -> Field[bool]:
+    """True or false, which it is if it is not sent."""
+    return Field(name, help, check_flag, {"type": "boolean"}, absent=False)
+
+
+def said(name: str, help: str) -> Field[bool | None]:
+    """True or false, or not sent, which is not the same."""
+    return Field(name, help, check_flag, {"type": "boolean"})
+
+
+def check_flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false", name)
+    return value
+
+
+def whole(name: str, help: str, low: int, high: float = math.inf) -> Field[int | None]:
+    return _number(name, help, int, low, high)
+
+
+def _number(
+    name: str, help: str, kind: type[T], low: float, high: float, *, above: bool = False
+) -> Field[T | None]:
+    """A number of at least ``low``, or greater than ``low`` if ``above`` is set."""
+    expected = "an integer" if kind is int else "a number"
+    minimum = "greater than" if above else "of at least"
+    maximum = "" if high == math.inf else f" and at most {high}"
+    what = f"must be {expected} {minimum} {low:g}{maximum}"
+    types = int if kind is int else (int, float)
+
+    def check(value: Any, name: str) -> T:
+        is_number = isinstance(value, types) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or (above and value == low):
+            raise bad_request(f"{name} {what}", name)
         try:
-            return kind(value)
+            return kind(value)  # type: ignore[call-arg]
         except OverflowError:
             raise bad_request(f"{name} is too large for a number", name) from None
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        value = self.take(name, type="object")
-        if self._schemas is not None:
-            # What is read of it is a part of its own schema.
-            value = SchemaProbe(value or {})
-            self._schemas[name]["properties"] = value.schemas
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise bad_request(f"{name} must be an object", name)
-        return value
+    schema: dict[str, Any] = {"type": "integer" if kind is int else "number"}
+    schema["exclusiveMinimum" if above else "minimum"] = low
+    schema |= {} if high == math.inf else {"maximum": high}
+    return Field(name, help, check, schema)
 
-    def texts(self, name: str, max_count: int) -> list[str] | None:
-        array = {"type": "array", "maxItems": max_count, "items": {"type": "string"}}
-        value = self.take(name, anyOf=[{"type": "string"}, array, {"type": "null"}])
-        if value is None:
-            return None
-        words = [value] if isinstance(value, str) else value
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise bad_request(f"{name} must be a string or a list of strings", name)
-        if len(words) > max_count:
-            raise bad_request(f"{name} accepts at most {max_count} strings", name)
-        return [word for word in words if word] or None
 
-    def option(
-        self,
-        row: RequestOption,
-        name: str | None = None,
-        *,
-        low: float | None = None,
-        high: float | None = None,
-    ) -> Any:
-        """Take an option of the model, by another name and with other limits if the API has them.
+def length(name: str, help: str, *, low: int = 1) -> Field[int | None]:
+    """The longest answer that a request wants; -1 is none, as user interfaces send it."""
 
-        Values that are the default are None, for models that do not know the option.
-        """
-        name = name or row.api or row.name
-        if self._schemas is None and name not in self._remaining:
-            return None
-        lowest, highest = row.api_range or (row.low, row.high)
-        low, high = lowest if low is None else low, highest if high is None else high
-        if row.kind in ("whole", "number"):
-            kind: type[int] | type[float] = int if row.kind == "whole" else float
-            return self.number(name, kind, low, high, above=row.above)
-        if row.kind == "flag":
-            # One that has no default, or true, may be switched off.
-            is_sent = self._schemas is None and self._remaining[name] is not None
-            flag = self.boolean(name)
-            return flag if is_sent and flag != row.default else None
-        if row.kind == "text":
-            return self.text(name, required=False)
-        if row.kind == "words":
-            return self.texts(name, int(high))
-        mapping = self.mapping(name)
-        return (_biases(name, mapping, int(high)) if row.kind == "biases" else mapping) or None
-
-    def refuse(self, why: str, *names: str) -> None:
-        """Refuse fields that ask for something unsupported."""
-        for name in names:
-            if self._remaining.pop(name, None):
-                raise bad_request(f"{name}: {why}", name)
-
-    def refuse_any(self, reasons: Mapping[str, str]) -> None:
-        """Refuse fields, each for its own reason: every value but false asks for something."""
-        for name, why in reasons.items():
-            value = self._remaining.pop(name, None)
-            if value is not None and value is not False and value not in ([], {}):
-                raise bad_request(f"{name}: {why}", name, "unsupported_parameter")
-
-    def length(self, name: str = "max_tokens", *, low: int = 1) -> int | None:
-        """Take the longest answer that a request wants; -1 is none, as user interfaces send it."""
-        numbers = {"type": "integer", "minimum": low, "maximum": INT32}
-        value = self.take(name, anyOf=[numbers, {"const": -1}, {"type": "null"}])
-        if value is None or (value == -1 and type(value) is int):
+    def check(value: Any, name: str) -> int | None:
+        if value == -1 and type(value) is int:
             return None
         if type(value) is not int or not low <= value <= INT32:
             what = f"{name} must be an integer from {low} to {INT32}, or -1 for no limit"
             raise bad_request(what, name)
         return value
 
-    def unknown(self) -> frozenset[str]:
-        return frozenset(self._remaining) - _IGNORED
+    numbers = {"type": "integer", "minimum": low, "maximum": INT32}
+    return Field(name, help, check, {"anyOf": [numbers, {"const": -1}]})
 
 
-def read_sampling(fields: Fields, stop: str = "stop", max_temperature: float = 2) -> dict[str, Any]:
-    """Take the options that the API has, and return them under the names of the tensor contract."""
-    fields.refuse_any(_REFUSED)
-    names = {"stop_words": stop}
-    lows, highs = {"seed": -_SEEDS}, {"temperature": max_temperature}
-    options = {
-        row.name: fields.option(
-            row, names.get(row.name), low=lows.get(row.name), high=highs.get(row.name)
-        )
-        for row in _SAMPLING
-    }
-    if options["top_k"] is not None and options["top_k"] <= 0:
-        options["top_k"] = None  # In vLLM's API this means all tokens.
-    if options["seed"] is not None:
-        # Interfaces, llama.cpp and vLLM mean any seed by -1; models take no other negative one.
-        options["seed"] = None if options["seed"] == -1 else options["seed"] % _SEEDS
-    return options
+def _words(name: str, help: str, most: int) -> Field[list[str] | None]:
+    """A text, or a list of texts."""
+
+    def check(value: Any, name: str) -> list[str] | None:
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise bad_request(f"{name} must be a string or a list of strings", name)
+        if len(words) > most:
+            raise bad_request(f"{name} accepts at most {most} strings", name)
+        return [word for word in words if word] or None
+
+    array = {"type": "array", "maxItems": most, "items": STRING}
+    return Field(name, help, check, {"anyOf": [STRING, array]})
 
 
-def read_template(
-    fields: Fields, messages: Sequence[Mapping[str, Any]], *, prefills: bool = False
-) -> dict[str, Any] | None:
-    """Take what a chat template is told besides the messages, and how it ends the prompt.
+def mapping(name: str, help: str) -> Field[dict[str, Any] | None]:
+    """An object with any fields."""
+    return Field(name, help, check_mapping, {"type": "object"})
 
-    In an API that ``prefills``, a last message of the assistant is the beginning of the answer.
+
+def check_mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object", name)
+    return value
+
+
+def part(name: str, help: str, body: Body) -> Field[Values]:
+    """An object with fields of its own."""
+
+    def check(value: Any, name: str) -> Values:
+        values = body.read(check_mapping(value, name))
+        others = [each for each in values.unknown if value[each] is not None]
+        if body.closed and others:
+            raise bad_request(f"{others[0][:40]!r} is not supported", name)
+        return values
+
+    return Field(name, help, check, {"type": "object"}, absent=body.read({}), body=body)
+
+
+def option(
+    row: RequestOption,
+    name: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    then: Callable[[Any], Any] | None = None,
+    passed: bool = True,
+) -> Field[Any]:
+    """An option of the model, by another name and with other limits if the API has them.
+
+    Values that are the default are None, for models that do not know the option. The model gets
+    it if it is ``passed``, or else if a reader says so.
     """
-    arguments = fields.option(OPTIONS["chat_template_kwargs"]) or {}
-    begins = fields.take("add_generation_prompt", type="boolean")
-    if begins not in (None, True, False) or type(begins) is int:
-        raise bad_request("add_generation_prompt must be true or false", "add_generation_prompt")
-    last = messages[-1]
-    is_said = fields.boolean(_CONTINUES)
-    if is_said and begins:
-        raise bad_request(f"{_CONTINUES} and add_generation_prompt exclude each other", _CONTINUES)
-    if is_said and last["role"] != "assistant":
-        raise bad_request(f"{_CONTINUES} needs a last message of the assistant", _CONTINUES)
-    is_begun = last["role"] == "assistant" and isinstance(last["content"], str)
-    is_begun = is_begun and bool(last["content"]) and "tool_calls" not in last
-    if is_said or (prefills and is_begun and not begins):
-        arguments = {**arguments, "add_generation_prompt": False, _CONTINUES: True}
-    elif begins is False:
-        arguments = {**arguments, "add_generation_prompt": False}
-    return arguments or None
+    lowest, highest = row.api_range or (row.low, row.high)
+    low, high = lowest if low is None else low, highest if high is None else high
+    field = _option(name or row.api or row.name, row, low, high)
+    check = field.check
+    return replace(
+        field,
+        option=row.name if passed else "",
+        check=(lambda value, name: then(check(value, name))) if then else check,
+    )
 
 
-def read_effort(fields: Fields, name: str) -> str | None:
-    """Take how much a model is to think, which its chat template is told."""
-    effort = fields.text(name, required=False)
-    if effort is not None and not _EFFORT.fullmatch(effort):
-        raise bad_request(f"{name} must be a word such as low, medium or high", name)
-    return None if effort is None else str(effort)
+def _option(name: str, row: RequestOption, low: float, high: float) -> Field[Any]:
+    if row.kind in ("whole", "number"):
+        kind: type[Any] = int if row.kind == "whole" else float
+        return _number(name, row.help, kind, low, high, above=row.above)
+    if row.kind == "flag":
+        # One that has no default, or true, may be switched off.
+        return replace(
+            said(name, row.help),
+            check=lambda value, name: None if check_flag(value, name) == row.default else value,
+        )
+    if row.kind == "text":
+        return text(name, row.help)
+    if row.kind == "words":
+        return _words(name, row.help, int(high))
+    most = int(high) if row.kind == "biases" else 0
+
+    def check(value: Any, name: str) -> dict[str, Any] | None:
+        content = check_mapping(value, name)
+        return (_biases(name, content, most) if most else content) or None
+
+    low, high = BIASES
+    numbers = {"type": "number", "minimum": low, "maximum": high}
+    schema = {"type": "object", **(
+        {"propertyNames": {"pattern": "^[0-9]+$"}, "additionalProperties": numbers,
+         "maxProperties": most} if most else {}
+    )}  # fmt: skip
+    return Field(name, row.help, check, schema)
 
 
 def _biases(name: str, biases: dict[str, Any], most: int) -> dict[str, float]:
@@ -407,200 +378,60 @@ def _biases(name: str, biases: dict[str, Any], most: int) -> dict[str, float]:
     return biases
 
 
-def read_tools(fields: Fields, messages: Any) -> Tools | None:
-    """Take OpenAI's tool fields; return None if no tool may be called."""
-    fields.refuse("deprecated: use tools and tool_choice", "functions", "function_call")
-    return Tools.of(
-        {
-            "messages": messages,
-            "tools": fields.take("tools", type="array", items={"type": "object"}),
-            "tool_choice": fields.take("tool_choice"),
-            "parallel_tool_calls": fields.take("parallel_tool_calls", type="boolean"),
-        }
-    )
+def only(name: str, why: str, *values: Any) -> Field[None]:
+    """A field of which the gateway has only some values, which say what is so anyway."""
+
+    def check(value: Any, name: str) -> None:
+        # In Python, 1 is true and 0 is false.
+        if not any(type(value) is type(each) and value == each for each in values):
+            raise bad_request(f"{name}: {why}", name)
+
+    return Field(name, _sentence(why), check, {"enum": [*values]})
 
 
-def read_constraint(
-    fields: Fields, response_format: Any, param: str = "response_format"
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the output constraint, from OpenAI's ``response_format`` or vLLM's fields.
+def refused(why: str, *names: str) -> Iterator[Field[None]]:
+    """Fields that ask for something unsupported, with any value that is not empty."""
 
-    The second result maps the constraint's name to the field that it comes from.
-    """
-    structured = fields.mapping("structured_outputs")
-    given: dict[str, tuple[str, Any]] = {}
-    for name, option in _CONSTRAINTS.items():
-        places = {
-            f"structured_outputs.{name}": structured.pop(name, None),
-            f"guided_{name}": fields.take(f"guided_{name}"),
-        }
-        for place, value in places.items():
-            if value is not None and option not in given:
-                given[option] = place, value
-    if unknown := [name for name, value in structured.items() if value is not None]:
-        raise bad_request(f"{str(unknown[0])[:40]!r} is not supported", "structured_outputs")
-    for place, value in given.values():
-        if value in ("", []):
-            raise bad_request(f"{place} is empty: it cannot constrain an answer", place)
-    formatted, sent = read_format(response_format, param)
-    options = formatted | {option: value for option, (_, value) in given.items()}
-    sent |= {option: place for option, (place, _) in given.items()}
-    if len(given) + len(formatted) > 1:
-        raise bad_request(f"only one of {', '.join(sent.values())} can be used", param)
-    if isinstance(options.get("json_schema"), dict):
-        options["json_schema"] = json.dumps(options["json_schema"])
-    return options, sent
+    def check(value: Any, name: str) -> None:
+        if value:
+            raise bad_request(f"{name}: {why}", name)
+
+    for name in names:
+        nothing = {"enum": [False, 0, "", [], {}]}
+        yield Field(name, f"Refused: {_sentence(why)}", check, nothing, use="refused")
 
 
-def read_format(value: Any, param: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read ``response_format``, by whatever name an API has for it, as :func:`read_constraint`."""
-    kind = value.get("type") if isinstance(value, dict) else value
-    if kind is None or kind == "text":
-        return {}, {}
-    if kind == "json_object" and not (isinstance(value, dict) and value.get("schema")):
-        return {"json_object": True}, {"json_object": param}
-    if kind == "json_object" and isinstance(value["schema"], dict):
-        # As llama.cpp and Together have it: an object, and of this schema.
-        return {"json_schema": json.dumps(value["schema"])}, {"json_schema": param}
-    # Chats nest the schema one level deeper than responses.
-    parent = value.get("json_schema", value) if kind == "json_schema" else None
-    schema = parent.get("schema") if isinstance(parent, dict) else None
-    if not isinstance(schema, dict):
-        what = f"{param} must be text, json_object, or json_schema with a schema"
-        raise bad_request(what, param)
-    return {"json_schema": json.dumps(schema)}, {"json_schema": param}
+def refused_if_sent(why: str, *names: str) -> Iterator[Field[None]]:
+    """Fields that ask for something with every value but false, an empty list and object."""
+
+    def check(value: Any, name: str) -> None:
+        if value is not False and value not in ([], {}):
+            raise bad_request(f"{name}: {why}", name, "unsupported_parameter")
+
+    for name in names:
+        nothing = {"enum": [False, [], {}]}
+        yield Field(name, f"Refused: {_sentence(why)}", check, nothing, use="refused")
 
 
-def read_messages(
-    value: Any, name: str = "messages"
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a conversation in the form that chat templates expect, and its images as options."""
-    if not isinstance(value, list) or not value:
-        raise bad_request(f"{name} must be a list with at least one message", name)
-    images: list[str] = []
-    arguments = BoundedJson()
-    messages = [
-        _message(each, f"{name}[{index}]", images, arguments) for index, each in enumerate(value)
-    ]
-    most = int(OPTIONS[IMAGE_URL.name].high)
-    if len(images) > most:
-        raise bad_request(f"{name} has {len(images)} images: send at most {most}", name)
-    return messages, {IMAGE_URL.name: images} if images else {}
+def _sentence(why: str) -> str:
+    return f"{why[:1].upper()}{why[1:]}."
 
 
-def _message(message: Any, where: str, images: list[str], arguments: BoundedJson) -> dict[str, Any]:
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}", where)
-    content, calls = message.get("content"), message.get("tool_calls")
-    result: dict[str, Any] = {"role": ROLES[role], "content": None}
-    if role == "assistant" and calls:
-        if not isinstance(calls, list):
-            raise bad_request(f"{where}.tool_calls must be a list", where)
-        result["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{index}]", arguments)
-            for index, call in enumerate(calls)
-        ]
-    elif content is None and role == "assistant":
-        content = ""
-    if content is not None or "tool_calls" not in result:
-        result["content"] = _read_content(content, f"{where}.content", images)
-    if role == "assistant":
-        result |= _thoughts(message, result)
-    names = ("tool_call_id", "name") if result["role"] == "tool" else ()
-    return result | {name: message[name] for name in names if isinstance(message.get(name), str)}
+def ignored(*names: str) -> Iterator[Field[None]]:
+    """Fields that are accepted, but without any effect on the answer."""
+    for name in names:
+        yield Field(name, "Accepted, without any effect.", lambda _value, _name: None, {},
+                    use="ignored")  # fmt: skip
 
 
-def _thoughts(message: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the model thought in an earlier turn, by the names that templates use."""
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if not isinstance(thoughts, str):
-        return {}
-    # gpt-oss's template refuses it beside a text and calls, and ignores it without calls.
-    both = result["content"] and "tool_calls" in result
-    return {"reasoning_content": thoughts} | ({} if both else {"thinking": thoughts})
-
-
-def _call(call: Any, where: str, reader: BoundedJson) -> dict[str, Any]:
-    """Return an earlier tool call for the chat template, with its arguments as an object."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_request(f"{where} must be a function call", where)
-    name, arguments = function["name"], function.get("arguments")
-    try:
-        parsed = reader.parse(arguments or "{}") if isinstance(arguments, str) else arguments
-        why = ""
-    except (ValueError, RecursionError) as error:
-        parsed, why = None, f" ({error})"
-    if not isinstance(parsed, dict):
-        what = f"{where}: the arguments of {name!r:.80} are not a JSON object{why:.200}"
-        raise bad_request(what, where)
-    check_depth(parsed)
-    result = {"type": "function", "function": {"name": name, "arguments": parsed}}
-    return {"id": call["id"], **result} if isinstance(call.get("id"), str) else result
-
-
-def read_text(content: Any, where: str) -> str:
-    """Return a message's text, which may be split into parts."""
-    if isinstance(content, str):
-        return content
-    return "".join(_part_text(part, where) for part in _parts(content, where))
-
-
-def _parts(content: Any, where: str) -> list[Any]:
-    if not isinstance(content, list):
-        raise bad_request(f"{where} must be a string or a list of parts", where)
-    return content
-
-
-def _part_text(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if kind in ("text", "input_text", "output_text") else None
-    if not isinstance(text, str):
-        what = f"{where} has a part of type {str(kind)[:40]!r}: only text"
-        raise bad_request(f"{what} and images are supported", where)
-    return text
-
-
-def _read_content(content: Any, where: str, images: list[str]) -> str | list[dict[str, str]]:
-    """Return a message's text, or its parts if some are images, which are put into a list."""
-    is_image = [_is_image(part) for part in content] if isinstance(content, list) else []
-    if not any(is_image):
-        return read_text(content, where)
-    parts = []
-    for part, shows_image in zip(content, is_image, strict=True):
-        if shows_image:
-            images.append(_image(part, where))
-            parts.append({"type": "image"})
-        else:
-            parts.append({"type": "text", "text": _part_text(part, where)})
-    return parts
-
-
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("image_url", "input_image", "image")
-
-
-def _image(part: Mapping[str, Any], where: str) -> str:
-    """Return an image as an address that has it inside: OpenAI's chats, its responses, Anthropic's.
-
-    Other addresses would have the server open what its users name, in networks that are not theirs.
-    """
-    source = part.get("source") or part.get("image_url")
-    url = source.get("url") if isinstance(source, dict) else source
-    if isinstance(source, dict) and source.get("type") == "base64":
-        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    if not isinstance(url, str) or not _DATA_URL.fullmatch(url):
-        what = f"{where} has an image that is not in the request: send it as data:image/png;base64,"
-        raise bad_request(what, where)
-    return url
+# Values
 
 
 def is_ids(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(type(token) is int and token in _TOKEN_IDS for token in value)
+        and all(type(token) is int and token in _TOKENS for token in value)
     )
 
 
@@ -612,5 +443,14 @@ def check_encodable(text: str, where: str, param: str | None = None) -> None:
         raise bad_request(problem, param or where) from None
 
 
-def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema for the same values and null."""
+    if not schema:
+        return {}
+    if "type" in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return {"anyOf": [schema, {"type": "null"}]}

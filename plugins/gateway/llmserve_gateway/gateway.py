@@ -6,21 +6,20 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
-    aclosing,
     asynccontextmanager,
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
-from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
+from llmserve.client import ToolFormats
 from llmserve.errors import (
-    ContextLengthError,
     InvalidRequestError,
     LLMServeError,
     RequestCancelledError,
@@ -29,16 +28,8 @@ from llmserve.errors import (
 )
 from llmserve.plugin import Address
 from llmserve.runtime.contract import (
-    CLASSIFY,
-    EMBED,
-    FILL_CONTEXT,
-    GENERATE,
     IMAGE_URL,
-    INCLUDE_STOP,
-    INT32,
-    RERANK,
     TASKS,
-    TRUNCATE,
     task_of,
 )
 from llmserve.server import health
@@ -48,21 +39,16 @@ from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
+from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
-from llmserve_gateway.fields import ParsedRequest, Thinking
 from llmserve_gateway.keys import BatchKey, Key, KeyRing
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
-from llmserve_gateway.openai_requests import BUDGET
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
-from llmserve_gateway.usage import Usage
-from llmserve_gateway.value_requests import ValueRequest
-from llmserve_gateway.values import ValueWriter, compute, cut_texts, input_tokens
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
-    from llmserve.plugin import ToolReader
     from llmserve_gateway.tracing import Trace, Tracer
 
 log = logging.getLogger("llmserve.gateway")
@@ -70,22 +56,11 @@ log = logging.getLogger("llmserve.gateway")
 _MAX_WARNED_FIELDS = 1000
 _MAX_WARNED_LENGTH = 60
 _MAX_NAMED_FIELDS = 20
-_UNSAID = Thinking()
-_COUNT_SECONDS = 0.5
-"""How long an answer waits for the number of tokens that it has thought."""
 BATCH_KEY = "llmserve.batch_key"
 """Where the scope of a request has the key of its batch."""
 _RECONNECTIONS = 3
 _MANY_TOKENS = 16_384
 """Of larger prompts the gateway knows whether they can fit before it admits them."""
-ENDPOINTS = {
-    GENERATE: "/v1/chat/completions", EMBED: "/v1/embeddings", RERANK: "/v1/rerank",
-    CLASSIFY: "/classify",
-}  # fmt: skip
-"""Where a model is asked for what it is for."""
-
-
-Truncate = Literal["ranking", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -138,59 +113,20 @@ class Settings:
         return None if self.keys else self.cors_origins
 
 
-class ResponseWriter(Protocol):
-    """Writes the response to one request in the format of its API dialect."""
-
-    usage: Usage
-
-    def whole(self, answers: Sequence[Completion]) -> bytes: ...
-    def opening(self, piece: Piece) -> bytes: ...
-    def chunk(self, piece: Piece) -> bytes: ...
-    def closing(self) -> bytes: ...
-    def failure(self, error: ApiError) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """The request and response formats of one API."""
-
-    read: Callable[[Mapping[str, Any]], ParsedRequest]
-    new_writer: Callable[[ParsedRequest, str], ResponseWriter]
-    error_body: Callable[[ApiError], bytes] = ApiError.json
-    operation: str = "chat"
-    """OpenTelemetry's name for it."""
-
-
-@dataclass(frozen=True)
-class ValueDialect:
-    """The request and response formats of an API for values."""
-
-    read: Callable[[Mapping[str, Any]], ValueRequest]
-    new_writer: Callable[[ValueRequest, str, Sequence[str]], ValueWriter]
-    operation: str
-    error_body: Callable[[ApiError], bytes] = ApiError.json
-
-
-AnyDialect = Dialect | ValueDialect
-AnyRequest = ParsedRequest | ValueRequest
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """A request to a model, with everything that is needed to respond to it."""
-
-    request: ParsedRequest
-    writer: ResponseWriter
-    reply: Reply
-    timeout: float | None
-    new_reader: Callable[[], ToolReader] | None
-
-
 class Gateway:
     """The state of one gateway, and its handling of requests to models."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        places: Mapping[str, str] = MappingProxyType({}),
+        connect: Callable[[Sequence[Address]], Replicas] = Replicas,
+    ) -> None:
+        """``places`` say where a model is asked for its task; ``connect`` opens connections."""
         self.settings = settings
+        self._places = places
+        self._connect = connect
         self.admission = Admission(settings.limits)
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
@@ -215,6 +151,7 @@ class Gateway:
             on_message=self._warn_of_message,
         )
         self._client: Replicas | None = None
+        self._models = Models(lambda: self.client, self.catalog, self.tools, settings.truncate)
         self._warned_fields: set[str] = set()
         self._warned_models: set[str] = set()
         self.tracer: Tracer | None = None
@@ -228,7 +165,7 @@ class Gateway:
     def client(self) -> Replicas:
         """The connections to the Tritons, opened on the loop that serves."""
         if self._client is None:
-            self._client = Replicas(self.settings.tritons)
+            self._client = self._connect(self.settings.tritons)
         return self._client
 
     async def disconnect(self) -> None:
@@ -390,7 +327,7 @@ class Gateway:
             key.answer_tokens += tokens
         self.keys.charge_answer(key, tokens)
 
-    async def answer(self, scope: Any, receive: Receive, send: Send, dialect: AnyDialect) -> None:
+    async def answer(self, scope: Any, receive: Receive, send: Send, dialect: Dialect[R]) -> None:
         """Respond to one request, and record its outcome."""
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
@@ -425,23 +362,22 @@ class Gateway:
         headers: Mapping[str, str],
         receive: Receive,
         reply: Reply,
-        dialect: AnyDialect,
+        dialect: Dialect[R],
         trace: Trace | None,
     ) -> None:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
-        request: AnyRequest = dialect.read(await read_json(receive, headers))
-        if isinstance(request, ValueRequest):
-            request = await self._settled(key, request)
+        content = await read_json(receive, headers)
+        request = await dialect.settled(self._models, key, dialect.read(content))
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
         self.check_model(key, request.model)
         timeout = self.timeout(headers)
-        if self.loads and isinstance(request, ParsedRequest) and isinstance(dialect, Dialect):
+        if self.loads:
             # It may fail after a comment has begun the stream.
-            reply.error_event = dialect.new_writer(request, record.id).failure
+            reply.error_event = dialect.failure_of(request, record.id)
         # A client that disconnects frees its slots, even while its answer is being generated. While
         # its model is loaded it has none, which others need.
         async with (
@@ -457,20 +393,11 @@ class Gateway:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
-            check_task(info, request.tasks)
-            if isinstance(request, ParsedRequest):
-                check_images(info, request)
+            check_task(info, request.tasks, self._places)
+            check_images(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
-            if isinstance(request, ValueRequest):
-                assert isinstance(dialect, ValueDialect)  # noqa: S101
-                usage = Usage(1, 1)
-                responding = self._compute(info, request, dialect, reply, timeout, usage)
-            else:
-                assert not isinstance(dialect, ValueDialect)  # noqa: S101
-                exchange = await self._exchange(info, request, dialect, reply, timeout)
-                usage = exchange.writer.usage
-                responding = self._stream(exchange) if request.stream else self._whole(exchange)
+            usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
             with self.metrics.in_flight(info.name, usage):
                 try:
                     if self._deaths is None:
@@ -482,109 +409,6 @@ class Gateway:
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
-
-    async def _exchange(
-        self,
-        info: ModelInfo,
-        request: ParsedRequest,
-        dialect: Dialect,
-        reply: Reply,
-        timeout: float | None,
-    ) -> _Exchange:
-        """Return a request to generate text, in terms of its model."""
-        request = await self._with_thinking(info, request)
-        options = await self.tools.place(info, request.options, request.tools)
-        new_reader = await self.tools.readers(info, request.tools, options)
-        request = replace(request, options=options, has_parts=new_reader is not None)
-        if info.made_by_llmserve and "max_tokens" not in request.options:
-            request.options[FILL_CONTEXT] = True
-        if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
-            request.options[INCLUDE_STOP.name] = True
-        writer = dialect.new_writer(request, reply.record.id)
-        reply.error_event = writer.failure
-        return _Exchange(request, writer, reply, timeout, new_reader)
-
-    async def _settled(self, key: Key | None, request: ValueRequest) -> ValueRequest:
-        """Return a request with what it leaves to the gateway: whether texts are cut, its model."""
-        wanted = self.settings.truncate
-        request = request.with_cut(
-            wanted == "all" or (wanted == "ranking" and RERANK in request.tasks)
-        )
-        if request.model:
-            return request
-        # The servers of this API have one model, which no request names.
-        infos = await self.catalog.offered()
-        fitting = [info for info in infos if info.task in request.tasks]
-        first = [info for info in fitting if info.task == request.tasks[0]] or fitting
-        names = [info.name for info in first if not (key and key.models) or info.name in key.models]
-        if len(names) != 1:
-            what = "there are several models for this" if names else "no model is for this"
-            raise bad_request(f"{what}: send model", "model")
-        return replace(request, model=names[0])
-
-    async def _compute(
-        self,
-        info: ModelInfo,
-        request: ValueRequest,
-        dialect: ValueDialect,
-        reply: Reply,
-        timeout: float | None,
-        usage: Usage,
-    ) -> None:
-        """Respond to a request for values."""
-        if request.at is not None:
-            check_cut(request.at, await self.catalog.context_length(info.name))
-        if request.may_cut and TRUNCATE.name in info.inputs:
-            request.options[TRUNCATE.name] = True
-        try:
-            prompts = await self.catalog.prompts(info.name) if request.pairs else ()
-            computed = await compute(self.client, info, request, timeout, prompts)
-        except ContextLengthError as error:
-            failure = from_llmserve(error, request.sent)
-            failure.message += "; truncate: true has it cut"
-            raise failure from None
-        usage.update(0, input_tokens(computed), 0)
-        labels = await self.catalog.labels(info.name) if CLASSIFY in request.tasks else ()
-        writer = dialect.new_writer(request, reply.record.id, labels)
-        if request.cuts:
-            limit = await self.catalog.context_length(info.name)
-            writer.warnings += cut_texts(request, computed, limit)
-        body = await writer.whole(computed)
-        reply.record.first_output = time.perf_counter()
-        reply.record.outcome = "stop"
-        await reply.send_body(body)
-
-    async def _with_thinking(self, info: ModelInfo, request: ParsedRequest) -> ParsedRequest:
-        """Return a request with what its model's template and runtime make of its thinking."""
-        thinking, options = request.thinking, dict(request.options)
-        asked = BUDGET if options.get(BUDGET) is not None else thinking.required_by
-        if thinking == _UNSAID and not asked:
-            return request
-        if not await self.tools.thinks(info):
-            if asked:
-                what = f"{asked}: {info.name!r} does not think before it answers"
-                raise bad_request(what, asked)
-            return request
-        if options.get(BUDGET) is not None and not _constrains(info):
-            what = f"{BUDGET}: the engine of {info.name!r} cannot be made to end its thinking"
-            raise bad_request(what, BUDGET)
-        if arguments := thinking.arguments():
-            given = options.get("chat_template_kwargs") or {}
-            options["chat_template_kwargs"] = {**arguments, **given}
-        if thinking.budget is not None and _constrains(info):
-            options.setdefault(BUDGET, thinking.budget)
-        return replace(request, options=options)
-
-    async def _counted(self, model: str, answer: Completion) -> Completion:
-        """Return a whole answer with the number of tokens that its thinking is."""
-        if not answer.reasoning:
-            return answer
-        with suppress(LLMServeError, ApiError, asyncio.TimeoutError):
-            asked = self.catalog.inspect_prompt(model, answer.reasoning)
-            report = await asyncio.wait_for(asked, _COUNT_SECONDS)
-            tokens = min(len(report["ids"]), answer.output_tokens or INT32)
-            return replace(answer, reasoning_tokens=tokens)
-        return answer
 
     async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
         """Return the prompt that a model makes of these options, nothing if it refuses them.
@@ -600,67 +424,6 @@ class Gateway:
         except RequestRejectedError:
             return None
 
-    async def _whole(self, exchange: _Exchange) -> None:
-        request, record = exchange.request, exchange.reply.record
-        generate = self.client.generate
-        model, timeout = request.model, exchange.timeout
-        tasks = [
-            asyncio.ensure_future(generate(model, prompt, timeout=timeout, **options))
-            for prompt, options in request.model_calls()
-        ]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if new_reader := exchange.new_reader:
-            parallel = request.parallel_calls
-            answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
-            counting = (self._counted(request.model, answer) for answer in answers)
-            answers = await asyncio.gather(*counting)
-        body = exchange.writer.whole(answers)
-        record.first_output = time.perf_counter()
-        reasons = [answer.finish_reason or "stop" for answer in answers]
-        record.finish_reasons, record.outcome = dict(enumerate(reasons)), reasons[-1]
-        await exchange.reply.send_body(body)
-
-    async def _stream(self, exchange: _Exchange) -> None:
-        reply, writer, record = exchange.reply, exchange.writer, exchange.reply.record
-        model = self.catalog.health(record.model)
-        async with aclosing(self._pieces(exchange)) as batches:
-            async for pieces in batches:
-                events = []
-                for piece in pieces:
-                    model.answers += 1
-                    if record.first_output is None:
-                        # Not earlier: until the model generates, an error can set the status.
-                        record.first_output = time.perf_counter()
-                        await reply.start_stream(writer.opening(piece))
-                    if piece.finish_reason:
-                        record.outcome = record.finish_reasons[piece.index] = piece.finish_reason
-                    # Text that may become a call is held back; such a piece is not sent.
-                    if (chunk := writer.chunk(piece)) and piece.is_news:
-                        events.append(chunk)
-                if events:
-                    await reply.send_events(b"".join(events))
-        if record.first_output is None:
-            await reply.start_stream(writer.opening(Piece("")))
-        await reply.end_stream(writer.closing())
-
-    def _pieces(self, exchange: _Exchange) -> AsyncGenerator[Sequence[Piece], None]:
-        """Yield the pieces that have arrived by the same time, to be sent in one write."""
-        request, stream = exchange.request, self.client.stream
-        answers = [
-            stream(request.model, prompt, timeout=exchange.timeout, **options)
-            for prompt, options in request.model_calls()
-        ]
-        batches = _merged(answers)
-        if new_reader := exchange.new_reader:
-            count, parallel = request.answer_count, request.parallel_calls
-            calls = stream_calls(_flattened(batches), new_reader, count, parallel=parallel)
-            return _each(calls)
-        return batches
-
     def timeout(self, headers: Mapping[str, str]) -> float | None:
         header = headers.get("x-request-timeout")
         maximum = self.settings.request_timeout
@@ -672,89 +435,21 @@ class Gateway:
         raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
 
 
-def check_task(info: ModelInfo, tasks: Sequence[str]) -> None:
+def check_task(info: ModelInfo, tasks: Sequence[str], places: Mapping[str, str]) -> None:
     """Refuse a request to a model that is for something else, and say where it is asked."""
     if info.task in tasks or not info.task:
         return
-    where = f", at {ENDPOINTS[info.task]}" if info.task in ENDPOINTS else ""
+    where = f", at {places[info.task]}" if info.task in places else ""
     needed = " or ".join(f"one that {TASKS[task].does}" for task in tasks)
     what = f"{info.name!r} {task_of(info.task).does}{where}: this needs {needed}"
     raise bad_request(what, "model", "unsupported_task")
 
 
-def check_images(info: ModelInfo, request: ParsedRequest) -> None:
+def check_images(info: ModelInfo, request: AnyRequest) -> None:
     """Refuse images that a model cannot be sent: one that can has an input for them."""
     if IMAGE_URL.name in request.options and IMAGE_URL.name not in info.inputs:
         what = f"{info.name!r} reads only text: it has no input {IMAGE_URL.name} for images"
         raise bad_request(what, "messages", "unsupported_parameter")
-
-
-def check_cut(at: tuple[str, int], context: int | None) -> None:
-    """Refuse to cut texts at less than a model reads: models cut where they end."""
-    name, limit = at
-    if context is not None and limit < context:
-        what = f"{name}: this model cuts texts at its own limit of {context} tokens, not at {limit}"
-        raise bad_request(what, name)
-
-
-def _constrains(info: ModelInfo) -> bool:
-    """Return whether a model's engine can be told which tokens come next."""
-    return bool(info.made_by_llmserve) and "json_schema" in info.inputs
-
-
-async def _each(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Sequence[Piece], None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield (piece,)
-
-
-async def _flattened(
-    batches: AsyncGenerator[Sequence[Piece], None],
-) -> AsyncGenerator[Piece, None]:
-    async with aclosing(batches):
-        async for pieces in batches:
-            for piece in pieces:
-                yield piece
-
-
-def _merged(
-    answers: Sequence[AsyncGenerator[Piece, None]],
-) -> AsyncGenerator[Sequence[Piece], None]:
-    """Yield the pieces of several answers in the order of their arrival."""
-    return _each(answers[0]) if len(answers) == 1 else _joined(answers)
-
-
-async def _joined(
-    answers: Sequence[AsyncGenerator[Piece, None]],
-) -> AsyncGenerator[Sequence[Piece], None]:
-    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
-
-    async def forward(index: int, answer: AsyncGenerator[Piece, None]) -> None:
-        try:
-            async with aclosing(answer) as pieces:
-                async for piece in pieces:
-                    queue.put_nowait(replace(piece, index=index))
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.ensure_future(forward(index, answer)) for index, answer in enumerate(answers)]
-    try:
-        remaining = len(tasks)
-        while remaining:
-            items = [await queue.get()]
-            while not queue.empty():
-                items.append(queue.get_nowait())
-            if pieces := [item for item in items if isinstance(item, Piece)]:
-                yield pieces
-            for item in items:
-                if isinstance(item, Exception):
-                    raise item
-            remaining -= items.count(None)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from llmserve.client import Completion, Logprob, Piece, ToolCall
 from llmserve_gateway.errors import ApiError
-from llmserve_gateway.fields import ParsedRequest
+from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.usage import CACHED, Usage
 
 DONE = b"data: [DONE]\n\n"

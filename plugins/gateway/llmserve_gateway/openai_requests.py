@@ -1,134 +1,50 @@
-"""Reading of chat and completion requests of the OpenAI API."""
+"""Requests of the OpenAI API for chats and completions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from llmserve.runtime.contract import OPTIONS
+from llmserve_gateway.conversations import MESSAGES, Conversation, read_messages
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
-    MAX_ANSWERS,
-    Fields,
-    ParsedRequest,
-    Thinking,
+    TOKEN_IDS,
+    Body,
+    Field,
+    Values,
+    flag,
     is_ids,
+    length,
+    option,
+    part,
+    reads,
+    refused,
+    whole,
+)
+from llmserve_gateway.generation_fields import (
+    CONSTRAINTS,
+    FORMAT,
+    MODEL,
+    REFUSED,
+    STREAM,
+    TEMPLATE,
+    TOOLS,
+    effort,
     read_constraint,
-    read_effort,
-    read_messages,
-    read_sampling,
     read_template,
     read_tools,
-    without_none,
+    sampling,
+    unaffected,
 )
+from llmserve_gateway.text_requests import MAX_ANSWERS, ParsedRequest, Thinking
 
-_LOGPROBS = OPTIONS["logprobs"]
 BUDGET = OPTIONS["thinking_token_budget"].name
 _MAX_BYTES = 16 << 20
 """How large a request may be together with its copies for several answers."""
+_TEXT = {"type": "string", "minLength": 1}
 
 
-def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
-    fields = Fields(content)
-    messages, images = read_messages(fields.take("messages"))
-    options, sent = _sampling(fields)
-    max_completion_tokens = fields.length("max_completion_tokens")
-    max_tokens = fields.length()
-    options["max_tokens"] = max_tokens if max_completion_tokens is None else max_completion_tokens
-    wants_logprobs = fields.boolean("logprobs")
-    top_logprobs = fields.option(_LOGPROBS, "top_logprobs")
-    if top_logprobs is not None and not wants_logprobs:
-        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-    if wants_logprobs:
-        options["logprobs"] = top_logprobs or 0
-    fields.refuse("only text output is supported", "audio")
-    if fields.take("web_search_options") is not None:
-        # Even an empty object asks for a search.
-        raise bad_request(
-            "web_search_options: this server does not search the web", "web_search_options"
-        )
-    if (modalities := fields.take("modalities")) not in (None, ["text"]):
-        raise bad_request(f"modalities: only text output is supported, not {modalities!r:.80}",
-                          "modalities")  # fmt: skip
-    options |= {"messages": messages, **images}
-    options["chat_template_kwargs"] = read_template(fields, messages)
-    thinking = Thinking(effort=read_effort(fields, "reasoning_effort"))
-    if tools := read_tools(fields, messages):
-        options = tools.options(without_none(options))
-    return _parsed(
-        fields,
-        options,
-        [""],
-        logprobs=wants_logprobs,
-        tools=tools,
-        thinking=thinking,
-        sent=sent,
-    )
-
-
-def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
-    fields = Fields(content)
-    fields.refuse("only chats tell the thinking from the answer", BUDGET)
-    prompts = read_prompts(fields.take("prompt"))
-    options, sent = _sampling(fields)
-    top_logprobs = fields.option(_LOGPROBS)
-    echo = fields.boolean("echo")
-    # A client that only wants the log-probabilities of a text asks for zero new tokens.
-    max_tokens = fields.length(low=0 if echo else 1)
-    options["max_tokens"] = max_tokens or (1 if max_tokens == 0 else None)
-    options["logprobs"] = top_logprobs
-    if echo:
-        options["prompt_logprobs"] = top_logprobs
-    fields.refuse("models only continue a prompt", "suffix")
-    best_of = fields.number("best_of", int, 1)
-    if best_of not in (None, 1) and best_of != content.get("n"):
-        raise bad_request("best_of must be 1 or equal to n", "best_of")
-    return _parsed(
-        fields,
-        options,
-        prompts,
-        echo=echo,
-        echo_only=max_tokens == 0,
-        logprobs=top_logprobs is not None,
-        sent=sent,
-    )
-
-
-def _parsed(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any) -> ParsedRequest:
-    model = fields.text("model")
-    count = fields.number("n", int, 1, MAX_ANSWERS) or 1
-    if count * len(prompts) > MAX_ANSWERS:
-        raise bad_request(f"a request has at most {MAX_ANSWERS} answers for all prompts", "n")
-    stream = fields.boolean("stream")
-    stream_options = fields.mapping("stream_options")
-    if stream_options and not stream:
-        raise bad_request("stream_options needs stream: true", "stream_options")
-    stream_fields = Fields(stream_options)
-    request = ParsedRequest(
-        model=model,
-        prompts=prompts,
-        options=without_none(options),
-        answers_per_prompt=count,
-        stream=stream,
-        include_usage=stream_fields.boolean("include_usage"),
-        continuous_usage=stream_fields.boolean("continuous_usage_stats"),
-        unknown=fields.unknown(),
-        **extra,
-    )
-    if request.answer_count > 1 and request.sent_bytes > _MAX_BYTES:
-        param = "n" if count > 1 else "prompt"
-        what = f"{param}: the model would get all of this request {request.answer_count} times"
-        raise ApiError(413, f"{what}, over {_MAX_BYTES >> 20} MB", param=param,
-                       code="request_too_large")  # fmt: skip
-    return request
-
-
-def _sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
-    constraint, sent = read_constraint(fields, fields.take("response_format"))
-    return {**read_sampling(fields), **constraint}, sent
-
-
-def read_prompts(value: Any) -> list[str] | list[list[int]]:
+def read_prompts(value: Any, name: str) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -139,6 +55,164 @@ def read_prompts(value: Any) -> list[str] | list[list[int]]:
         if len(value) <= MAX_ANSWERS and all(is_ids(prompt) for prompt in value):
             return value
     raise bad_request(
-        f"prompt must be a string, token ids, or a list of at most {MAX_ANSWERS} of either",
-        "prompt",
+        f"{name} must be a string, token ids, or a list of at most {MAX_ANSWERS} of either", name
     )
+
+
+_COUNT = whole("n", "How many answers to give to each prompt.", 1, MAX_ANSWERS)
+_USAGE = flag("include_usage", "Send the numbers of tokens at the end of the stream.")
+_USAGES = flag("continuous_usage_stats", "Send them with every piece.")
+_STREAM_OPTIONS = part("stream_options", "What a stream has besides.", Body(_USAGE, _USAGES))
+_ANSWERS: tuple[Field[Any], ...] = (MODEL, _COUNT, STREAM, _STREAM_OPTIONS)
+_SHARED: tuple[Field[Any], ...] = (FORMAT, *CONSTRAINTS, *REFUSED, *unaffected())
+_MAX_TOKENS = length("max_tokens", "The longest answer, in tokens.")
+
+CONVERSATION: Field[Conversation] = Field(
+    "messages", "The conversation, which the model answers.", read_messages, MESSAGES,
+    required=True,
+)  # fmt: skip
+_COMPLETION_TOKENS = length("max_completion_tokens", "The same, by its newer name.")
+_WITH_LOGPROBS = flag("logprobs", "Return the log-probabilities of the answer's tokens.")
+_TOP_LOGPROBS = option(OPTIONS["logprobs"], "top_logprobs", passed=False)
+_REASONING_EFFORT = effort("reasoning_effort")
+
+
+def _no_search(value: Any, name: str) -> None:
+    del value
+    # Even an empty object asks for a search.
+    raise bad_request(f"{name}: this server does not search the web", name)
+
+
+def _text_only(value: Any, name: str) -> None:
+    if value != ["text"]:
+        raise bad_request(f"{name}: only text output is supported, not {value!r:.80}", name)
+
+
+CHAT = Body(
+    CONVERSATION,
+    *_ANSWERS,
+    _MAX_TOKENS,
+    _COMPLETION_TOKENS,
+    *sampling(),
+    _WITH_LOGPROBS,
+    _TOP_LOGPROBS,
+    *TOOLS,
+    _REASONING_EFFORT,
+    *TEMPLATE,
+    *_SHARED,
+    *refused("only text output is supported", "audio"),
+    Field("modalities", "Only text output is supported.", _text_only, {"enum": [["text"]]}),
+    Field("web_search_options", "Refused: This server does not search the web.", _no_search,
+          {"enum": []}, use="refused"),
+)  # fmt: skip
+
+
+@reads(CHAT)
+def read_chat(values: Values) -> ParsedRequest:
+    conversation, options = values[CONVERSATION], values.options
+    messages = conversation.messages
+    constraint, sent = read_constraint(values, values[FORMAT])
+    options |= constraint
+    _set_length(options, values[_MAX_TOKENS], values[_COMPLETION_TOKENS])
+    wants_logprobs, top_logprobs = values[_WITH_LOGPROBS], values[_TOP_LOGPROBS]
+    if top_logprobs is not None and not wants_logprobs:
+        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+    if wants_logprobs:
+        options["logprobs"] = top_logprobs or 0
+    options |= conversation.options | read_template(values, messages)
+    if tools := read_tools(values, messages):
+        options = tools.options(options)
+    thinking = Thinking(effort=values[_REASONING_EFFORT])
+    return _parsed(
+        values,
+        options,
+        [""],
+        logprobs=wants_logprobs,
+        tools=tools,
+        thinking=thinking,
+        sent=sent,
+    )
+
+
+_IDS_OR_TEXT = [
+    {"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS, "items": item}
+    for item in ({"type": "string"}, TOKEN_IDS)
+]
+_PROMPT: Field[Any] = Field(
+    "prompt", "What the model continues: a text or token ids, or several.", read_prompts,
+    {"anyOf": [{"type": "string"}, TOKEN_IDS, *_IDS_OR_TEXT]}, required=True,
+)  # fmt: skip
+_LOGPROBS = option(OPTIONS["logprobs"])
+# A client that only wants the log-probabilities of a text asks for zero new tokens.
+_MAX_NEW_TOKENS = length("max_tokens", "The longest answer, in tokens; 0 needs echo.", low=0)
+_ECHO = flag("echo", "Return the prompt before its continuation.")
+_BEST_OF = whole("best_of", "Either 1 or n.", 1)
+
+COMPLETION = Body(
+    _PROMPT,
+    *_ANSWERS,
+    _MAX_NEW_TOKENS,
+    *sampling(without=[BUDGET]),
+    _LOGPROBS,
+    _ECHO,
+    _BEST_OF,
+    *_SHARED,
+    *refused("only chats tell the thinking from the answer", BUDGET),
+    *refused("models only continue a prompt", "suffix"),
+)
+
+
+@reads(COMPLETION)
+def read_completion(values: Values) -> ParsedRequest:
+    options, top_logprobs, echo = values.options, values[_LOGPROBS], values[_ECHO]
+    constraint, sent = read_constraint(values, values[FORMAT])
+    options |= constraint
+    max_tokens = values[_MAX_NEW_TOKENS]
+    if max_tokens == 0 and not echo:
+        # It says what it needs.
+        _MAX_TOKENS.read(max_tokens)
+    _set_length(options, 1 if max_tokens == 0 else max_tokens)
+    if echo and top_logprobs is not None:
+        options["prompt_logprobs"] = top_logprobs
+    if values[_BEST_OF] not in (None, 1, values[_COUNT]):
+        raise bad_request("best_of must be 1 or equal to n", "best_of")
+    return _parsed(
+        values,
+        options,
+        values[_PROMPT],
+        echo=echo,
+        echo_only=max_tokens == 0,
+        logprobs=top_logprobs is not None,
+        sent=sent,
+    )
+
+
+def _set_length(options: dict[str, Any], usual: int | None, newer: int | None = None) -> None:
+    if (most := usual if newer is None else newer) is not None:
+        options["max_tokens"] = most
+
+
+def _parsed(values: Values, options: dict[str, Any], prompts: Any, **extra: Any) -> ParsedRequest:
+    count = values[_COUNT] or 1
+    if count * len(prompts) > MAX_ANSWERS:
+        raise bad_request(f"a request has at most {MAX_ANSWERS} answers for all prompts", "n")
+    stream, more = values[STREAM], values[_STREAM_OPTIONS]
+    if not more.is_empty and not stream:
+        raise bad_request("stream_options needs stream: true", "stream_options")
+    request = ParsedRequest(
+        model=values[MODEL],
+        prompts=prompts,
+        options=options,
+        answers_per_prompt=count,
+        stream=stream,
+        include_usage=more[_USAGE],
+        continuous_usage=more[_USAGES],
+        unknown=values.unknown,
+        **extra,
+    )
+    if request.answer_count > 1 and request.sent_bytes > _MAX_BYTES:
+        param = "n" if count > 1 else "prompt"
+        what = f"{param}: the model would get all of this request {request.answer_count} times"
+        raise ApiError(413, f"{what}, over {_MAX_BYTES >> 20} MB", param=param,
+                       code="request_too_large")  # fmt: skip
+    return request

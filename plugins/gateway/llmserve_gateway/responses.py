@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmserve.client import Completion, Logprob, Piece, ToolCall, Tools, ToolsError
 from llmserve.runtime.contract import OPTIONS
+from llmserve_gateway.conversations import (
+    CONTENT,
+    Conversation,
+    list_of,
+    message_schema,
+    read_messages,
+)
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
-    Fields,
-    ParsedRequest,
-    Thinking,
+    STRING,
+    Body,
+    Field,
+    Values,
+    ignored,
+    length,
+    mapping,
+    option,
+    part,
+    reads,
+    refused,
+)
+from llmserve_gateway.generation_fields import (
+    CONSTRAINTS,
+    MODEL,
+    REFUSED,
+    STREAM,
+    TOOLS,
+    answer_format,
+    effort,
     read_constraint,
-    read_effort,
-    read_messages,
-    read_sampling,
     read_tools,
-    without_none,
+    sampling,
+    unaffected,
 )
 from llmserve_gateway.openai_answers import dump, dump_text, token_json
+from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import CACHED, Usage
 
 _TRUNCATED = ("length", "cancelled")
 _TEXT_EVENT = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
-# Without effect: prompts are never cut, and a request that does not fit is refused.
-_IGNORED = ("truncation", "stream_options")
 _LOGPROBS = "message.output_text.logprobs"
 # What else can be included has no place in these answers, so nothing is left out of them.
 _INCLUDABLE = (
@@ -37,84 +59,140 @@ _INCLUDABLE = (
 _TOOL = 'use {"type": "function", "name": …, "parameters": …}'
 
 
-def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
-    fields = Fields(content)
-    messages, images = _conversation(fields.take("input"))
-    instructions = fields.take("instructions")
-    if instructions is not None:
-        if not isinstance(instructions, str):
-            raise bad_request("instructions must be a string", "instructions")
-        messages.insert(0, {"role": "system", "content": instructions})
-    fields.refuse(
+def _item(kind: str, **fields: Any) -> dict[str, Any]:
+    fields = {"type": {"const": kind}, **fields}
+    return {"type": "object", "required": [*fields], "properties": fields}
+
+
+_ITEMS = list_of(
+    message_schema(required=["content"], content=CONTENT),
+    message_schema(
+        required=[], roles=["assistant"], content={"anyOf": [CONTENT, {"type": "null"}]}
+    ),
+    _item("function_call", name=STRING, arguments={"type": ["string", "object"]}),
+    _item("function_call_output", output=CONTENT),
+    _item("reasoning"),
+)
+
+
+def _instructions(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be a string", name)
+    return value
+
+
+def _included(names: Any, name: str) -> list[str]:
+    if not isinstance(names, list):
+        raise bad_request(f"{name} must be a list", name)
+    if unknown := [each for each in names if each not in _INCLUDABLE]:
+        raise bad_request(f"{name}: {str(unknown[0])[:80]!r} is not supported", name)
+    return names
+
+
+_INPUT: Field[Conversation] = Field(
+    "input", "A text, or the whole conversation.",
+    lambda value, name: _conversation(value, name),
+    {"anyOf": [{"type": "string", "minLength": 1}, _ITEMS]}, required=True,
+)  # fmt: skip
+_INSTRUCTIONS: Field[str | None] = Field(
+    "instructions", "What the system says before the conversation.", _instructions, STRING
+)
+_MAX_TOKENS = length("max_output_tokens", "The longest answer, in tokens.")
+_TOP_LOGPROBS = option(OPTIONS["logprobs"], "top_logprobs", passed=False)
+_FORMAT = answer_format("format", "text.format")
+_TEXT = part("text", "The form of the answer.", Body(_FORMAT, *ignored("verbosity")))
+_EFFORT = effort("effort")
+_REASONING = part(
+    "reasoning", "How the model thinks.", Body(_EFFORT, *ignored("summary", "generate_summary"))
+)
+_METADATA = mapping("metadata", "What the response repeats.")
+_INCLUDE: Field[list[str]] = Field(
+    "include", "What the response has besides.", _included,
+    {"type": "array", "items": {"enum": [*_INCLUDABLE]}}, absent=(),
+)  # fmt: skip
+
+RESPONSE = Body(
+    _INPUT,
+    MODEL,
+    STREAM,
+    _INSTRUCTIONS,
+    _MAX_TOKENS,
+    *sampling(),
+    _TOP_LOGPROBS,
+    _INCLUDE,
+    *TOOLS,
+    _REASONING,
+    _TEXT,
+    *CONSTRAINTS,
+    _METADATA,
+    *refused(
         "this server does not store responses: send the conversation in input",
         "previous_response_id", "conversation", "background",
-    )  # fmt: skip
-    fields.refuse("this server stores no prompts: send instructions and input", "prompt")
-    options = read_sampling(fields)
-    text_format = fields.mapping("text").get("format") or {"type": "text"}
-    constraint, sent = read_constraint(fields, text_format, "text.format")
+    ),
+    *refused("this server stores no prompts: send instructions and input", "prompt"),
+    *REFUSED,
+    # Prompts are never cut, and a request that does not fit is refused.
+    *ignored("truncation", "stream_options"),
+    *unaffected("metadata"),
+)  # fmt: skip
+
+
+@reads(RESPONSE)
+def read_response_request(values: Values) -> ParsedRequest:
+    conversation, options, instructions = values[_INPUT], values.options, values[_INSTRUCTIONS]
+    messages = conversation.messages
+    if instructions is not None:
+        messages.insert(0, {"role": "system", "content": instructions})
+    text_format = values[_TEXT][_FORMAT]
+    constraint, sent = read_constraint(values, text_format, _FORMAT.label)
     options |= constraint
-    top_logprobs = fields.option(OPTIONS["logprobs"], "top_logprobs")
-    wants_logprobs = _LOGPROBS in _included(fields) or bool(top_logprobs)
+    top_logprobs = values[_TOP_LOGPROBS]
+    wants_logprobs = _LOGPROBS in values[_INCLUDE] or bool(top_logprobs)
     if wants_logprobs:
         options["logprobs"] = top_logprobs or 0
-    options["max_tokens"] = fields.length("max_output_tokens")
-    tools = _tools(fields, messages)
-    reasoning = Fields(fields.mapping("reasoning"))
-    thinking = Thinking(effort=read_effort(reasoning, "effort"))
+    if (most := values[_MAX_TOKENS]) is not None:
+        options["max_tokens"] = most
+    tools = _tools(values, messages)
+    thinking = Thinking(effort=values[_REASONING][_EFFORT])
     echoed = {
         "background": False,
         "instructions": instructions,
-        "metadata": fields.mapping("metadata"),
+        "metadata": values[_METADATA] or {},
         "reasoning": {"effort": thinking.effort, "summary": None},
         "service_tier": "default",
-        "text": {"format": text_format},
+        "text": {"format": (text_format and text_format.given) or {"type": "text"}},
         "top_logprobs": top_logprobs or 0,
         "truncation": "disabled",
     }
-    for name in _IGNORED:
-        fields.take(name)
-    options = {**without_none(options), "messages": messages, **images}
+    options |= conversation.options
     return ParsedRequest(
-        model=fields.text("model"),
+        model=values[MODEL],
         options=tools.options(options) if tools else options,
-        stream=fields.boolean("stream"),
+        stream=values[STREAM],
         logprobs=wants_logprobs,
         tools=tools,
         thinking=thinking,
         echoed_fields=echoed,
         sent=sent,
-        unknown=fields.unknown(),
+        unknown=values.unknown,
     )
 
 
-def _included(fields: Fields) -> Sequence[str]:
-    items = {"enum": [*_INCLUDABLE]}
-    names = fields.take("include", type="array", items=items)
-    if names is None:
-        return ()
-    if not isinstance(names, list):
-        raise bad_request("include must be a list", "include")
-    if unknown := [name for name in names if name not in _INCLUDABLE]:
-        raise bad_request(f"include: {str(unknown[0])[:80]!r} is not supported", "include")
-    return names
-
-
-def _tools(fields: Fields, messages: Any) -> Tools | None:
+def _tools(values: Values, messages: Any) -> Tools | None:
     try:
-        return read_tools(fields, messages)
+        return read_tools(values, messages)
     except ToolsError as error:
         # The advice is about chats.
         raise ToolsError(error.problem, error.param, hint=error.hint and _TOOL) from None
 
 
-def _conversation(value: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _conversation(value: Any, name: str) -> Conversation:
     if isinstance(value, str) and value:
-        return [{"role": "user", "content": value}], {}
+        return Conversation([{"role": "user", "content": value}], [])
     if isinstance(value, list):
-        value = [_message(item, f"input[{index}]") for index, item in enumerate(value)]
-    messages, images = read_messages(value, "input")
-    return _with_joined_calls(messages), images
+        value = [_message(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    conversation = read_messages(value, name)
+    return replace(conversation, messages=_with_joined_calls(conversation.messages))
 
 
 def _message(item: Any, where: str) -> Any:

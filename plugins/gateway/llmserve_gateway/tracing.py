@@ -20,8 +20,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from llmserve.client import CALL_HEADERS
 from llmserve.plugin import is_loopback
 from llmserve.server import traces_url
-from llmserve_gateway.fields import ParsedRequest
 from llmserve_gateway.reply import RequestRecord
+from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.value_requests import ValueRequest
 
 _TRACEPARENT = TraceContextTextMapPropagator()

@@ -9,13 +9,27 @@ from typing import Any, Literal, cast
 from llmserve.runtime.contract import CLASSIFY, EMBED, INPUT_IDS, OPTIONS, RERANK, TRUNCATE
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
-    BYTES_PER_TOKEN,
-    TOKEN_ID,
-    Fields,
+    STRING,
+    TOKEN_IDS,
+    Body,
+    Field,
+    Reader,
+    Readers,
+    Values,
     check_encodable,
+    flag,
     is_ids,
-    without_none,
+    needed,
+    only,
+    option,
+    reads,
+    refused,
+    said,
+    text,
+    whole,
 )
+from llmserve_gateway.generation_fields import MODEL, unaffected
+from llmserve_gateway.text_requests import BYTES_PER_TOKEN
 
 MAX_TEXTS = 2048
 """How many texts a request may have, as in OpenAI's API."""
@@ -23,35 +37,12 @@ _MAX_BYTES = 32 << 20
 """How large all texts may be with the query that each document is compared with."""
 _CALL_BYTES = 1 << 20
 """About how much text is sent to a model at once."""
-_TRUNCATE, _NORMALIZE = OPTIONS[TRUNCATE.name], OPTIONS["normalize"]
-_PROMPT_NAME, _DIMENSIONS = OPTIONS["prompt_name"], OPTIONS["dimensions"]
-
 # An embedder tells how near texts are.
 _COMPARES = (RERANK, EMBED)
 
 Texts = list[str] | list[list[int]]
 Call = tuple[list[str], list[str] | None, dict[str, Any]]
 """What a model is sent at once: texts, the second of each, and options."""
-
-TEXTS = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": TOKEN_ID},
-        {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS,
-         "items": {"type": "string", "minLength": 1}},
-        {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS,
-         "items": {"type": "array", "minItems": 1, "items": TOKEN_ID}},
-    ]
-}  # fmt: skip
-TEXT_OR_TEXTS = {
-    "anyOf": [{"type": "string"},
-              {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": {"type": "string"}}]
-}  # fmt: skip
-_DOCUMENT = {
-    "anyOf": [{"type": "string"}, {"type": "object", "required": ["text"],
-                                   "properties": {"text": {"type": "string"}}}]
-}  # fmt: skip
-
 
 Shape = Literal["", "voyage", "tei"]
 """Whose answer is wanted where several APIs have a path, by the fields that they have alone."""
@@ -154,168 +145,10 @@ def _size(text: str | Sequence[int]) -> int:
     return len(text) * BYTES_PER_TOKEN
 
 
-def read_embeddings(content: Mapping[str, Any]) -> ValueRequest:
-    fields = Fields(content)
-    encoding = fields.take("encoding_format", enum=["float", "base64", None]) or "float"
-    if encoding not in ("float", "base64"):
-        raise bad_request("encoding_format must be float or base64", "encoding_format")
-    if fields.take("output_dtype") not in (None, "float"):
-        raise bad_request("output_dtype: embeddings are sent as float", "output_dtype")
-    if fields.take("embed_dtype") not in (None, "float32"):
-        raise bad_request("embed_dtype: embeddings are sent as float32", "embed_dtype")
-    if fields.take("endianness") not in (None, "native", "little"):
-        raise bad_request("endianness: embeddings are sent little-endian", "endianness")
-    options = {
-        # Voyage's name for the same.
-        _DIMENSIONS.name: _first(
-            fields.option(_DIMENSIONS), fields.option(_DIMENSIONS, "output_dimension")
-        ),
-        # vLLM's name for the same.
-        _NORMALIZE.name: _first(
-            fields.option(_NORMALIZE), fields.option(_NORMALIZE, "use_activation")
-        ),
-    }
-    texts = _read_input(fields)
-    return _parsed(fields, (EMBED,), texts, None, options, encoding=encoding)
+# Kinds of fields
 
 
-def read_rerank(content: Mapping[str, Any], *, returns_documents: bool = True) -> ValueRequest:
-    """Read a request of Jina's or Cohere's API; they differ in what is returned by default.
-
-    Voyage's and that of Hugging Face's text-embeddings-inference have the same path.
-    """
-    if "texts" in content:
-        return _read_tei_rerank(content)
-    fields = Fields(content)
-    shape: Shape = "voyage" if {"top_k", "truncation"} & {*content} else ""
-    query = fields.text("query")
-    documents = fields.take("documents", type="array", minItems=1, maxItems=MAX_TEXTS,
-                            items=_DOCUMENT)  # fmt: skip
-    texts = _documents(documents)
-    best = _first(fields.number("top_n", int, 0), fields.number("top_k", int, 0))
-    fields.refuse("only the text of a document is compared", "rank_fields")
-    # Left out, it is what the API has by default.
-    is_said = content.get("return_documents") is not None
-    wanted = fields.boolean("return_documents")
-    _refuse_raw(fields)
-    return _parsed(
-        fields,
-        _COMPARES,
-        [query],
-        texts,
-        {},
-        best=best or None,
-        returns_documents=wanted if is_said else returns_documents and not shape,
-        shape=shape,
-        sent={"text_input": "query", "text_pair": "documents"},
-    )
-
-
-def read_cohere_rerank(content: Mapping[str, Any]) -> ValueRequest:
-    return read_rerank(content, returns_documents=False)
-
-
-def _read_tei_rerank(content: Mapping[str, Any]) -> ValueRequest:
-    fields = Fields(content)
-    query, texts = fields.text("query"), _texts(fields, "texts")
-    if fields.boolean("raw_scores"):
-        what = "raw_scores: the model answers with what its own files say, not with raw numbers"
-        raise bad_request(what, "raw_scores")
-    returned, best = fields.boolean("return_text"), fields.number("top_n", int, 0)
-    return _parsed(
-        fields, _COMPARES, [query], texts, {}, best=best or None, returns_documents=returned,
-        shape="tei", sent={"text_input": "query", "text_pair": "texts"},
-    )  # fmt: skip
-
-
-def read_tei_embed(content: Mapping[str, Any]) -> ValueRequest:
-    """Read a request of Hugging Face's text-embeddings-inference, whose servers have one model."""
-    fields = Fields(content)
-    texts = _read_input(fields, "inputs")
-    options = {
-        _DIMENSIONS.name: fields.option(_DIMENSIONS),
-        _NORMALIZE.name: fields.option(_NORMALIZE),
-    }
-    sent = {"text_input": "inputs", "input_ids": "inputs"}
-    return _parsed(fields, (EMBED,), texts, None, options, shape="tei", sent=sent)
-
-
-SCORE_NAMES = (
-    ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")
-)  # fmt: skip
-
-
-def read_score(content: Mapping[str, Any]) -> ValueRequest:
-    fields = Fields(content)
-    names = next((pair for pair in SCORE_NAMES if all(name in content for name in pair)), None)
-    if names is None:
-        raise bad_request("send text_1 and text_2, or queries and documents", "text_1")
-    first, second = (_texts(fields, name) for name in names)
-    if len(first) not in (1, len(second)):
-        what = f"{names[0]} must be one text, or as many as {names[1]}"
-        raise bad_request(f"{what}: {len(first)} and {len(second)}", names[0])
-    _refuse_raw(fields)
-    sent = {"text_input": names[0], "text_pair": names[1]}
-    return _parsed(fields, _COMPARES, first, second, {}, sent=sent)
-
-
-def read_classify(content: Mapping[str, Any]) -> ValueRequest:
-    fields = Fields(content)
-    texts = _read_input(fields)
-    pairs = _texts(fields, "text_pair") if content.get("text_pair") is not None else None
-    if pairs is not None and not (len(pairs) == len(texts) and isinstance(texts[0], str)):
-        raise bad_request("text_pair must be as many texts as input", "text_pair")
-    _refuse_raw(fields)
-    return _parsed(fields, (CLASSIFY,), texts, pairs, {})
-
-
-def _parsed(
-    fields: Fields,
-    tasks: tuple[str, ...],
-    texts: Texts,
-    pairs: list[str] | None,
-    options: Mapping[str, Any],
-    **more: Any,
-) -> ValueRequest:
-    options = {**options, _PROMPT_NAME.name: fields.option(_PROMPT_NAME)}
-    # Voyage's name for the same.
-    cut, at = _first(*(_said(fields, name) for name in (_TRUNCATE.name, "truncation"))), None
-    for name in ("truncate_prompt_tokens", "max_tokens_per_doc"):
-        if (limit := fields.number(name, int, -1)) not in (None, 0):
-            at = at if limit == -1 else (name, limit)
-            cut = True
-    for name in ("truncation_side", "truncation_direction"):
-        if fields.take(name) not in (None, "right", "Right"):
-            raise bad_request(f"{name}: texts are cut at their end", name)
-    if fields.take("add_special_tokens") is False:
-        what = "add_special_tokens: a model's own tokens belong to each text; send token ids"
-        raise bad_request(what, "add_special_tokens")
-    options[_TRUNCATE.name] = cut or None
-    sent = {"text_input": "input", "text_pair": "text_pair", "input_ids": "input"}
-    sent |= more.pop("sent", {})
-    is_named = more.get("shape") != "tei"
-    model = fields.text("model", required=is_named) or ""
-    request = ValueRequest(
-        model, tasks, texts, pairs, without_none(options), at, sent=sent, cut=cut,
-        unknown=fields.unknown(), **more,
-    )  # fmt: skip
-    if request.size > _MAX_BYTES:
-        what = f"{sent['text_input']} and {sent['text_pair']} together are over"
-        code = "request_too_large"
-        raise ApiError(413, f"{what} {_MAX_BYTES >> 20} MB: send fewer at once", code=code)
-    return request
-
-
-def _said(fields: Fields, name: str) -> bool | None:
-    """Take a flag of which it matters whether it is false or not there."""
-    value = fields.take(name, type="boolean")
-    if value is not None and not isinstance(value, bool):
-        raise bad_request(f"{name} must be true or false", name)
-    return value
-
-
-def _read_input(fields: Fields, name: str = "input") -> Texts:
-    value = fields.take(name, **TEXTS)
+def _texts_or_ids(value: Any, name: str) -> Texts:
     if isinstance(value, str) or is_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -329,11 +162,10 @@ def _read_input(fields: Fields, name: str = "input") -> Texts:
     elif not all(map(is_ids, value)):
         _refuse_item(name, value, lambda item: isinstance(item, str) or is_ids(item))
         raise bad_request(f"{name} must be texts or lists of token ids, not both", name)
-    return value
+    return cast(Texts, value)
 
 
-def _texts(fields: Fields, name: str) -> list[str]:
-    value = fields.take(name, **TEXT_OR_TEXTS)
+def _one_or_more(value: Any, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise bad_request(f"{name} must be a string or a list of strings", name)
@@ -344,8 +176,7 @@ def _texts(fields: Fields, name: str) -> list[str]:
     return texts
 
 
-def _documents(value: Any) -> list[str]:
-    name = "documents"
+def _documents(value: Any, name: str) -> list[str]:
     if not isinstance(value, list) or not value:
         raise bad_request(f"{name} must be a list with at least one text", name)
     if len(value) > MAX_TEXTS:
@@ -358,13 +189,13 @@ def _documents(value: Any) -> list[str]:
 
 
 def _check_texts(name: str, texts: Sequence[str], *, empty: bool = False) -> None:
-    for index, text in enumerate(texts):
+    for index, each in enumerate(texts):
         where = name if len(texts) == 1 else f"{name}[{index}]"
-        if not text and not empty:
+        if not each and not empty:
             raise bad_request(
                 f"{where} is empty: send at least one character", name, "empty_prompt"
             )
-        check_encodable(text, where, name)
+        check_encodable(each, where, name)
 
 
 def _refuse_item(name: str, items: Sequence[Any], is_valid: Callable[[Any], bool]) -> None:
@@ -379,12 +210,234 @@ def _too_many(name: str, count: int) -> ApiError:
     return bad_request(what, name)
 
 
-def _refuse_raw(fields: Fields) -> None:
-    if fields.take("use_activation", type="boolean") is False:
-        what = "use_activation: the model answers with what its own files say, not with raw numbers"
-        raise bad_request(what, "use_activation")
-    fields.refuse("this model has no template for it", "instruction", "chat_template_kwargs")
-
-
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
+
+
+def _inputs(name: str) -> Field[Texts]:
+    texts, ids = (
+        {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": item}
+        for item in ({"type": "string", "minLength": 1}, TOKEN_IDS)
+    )
+    schema = {"anyOf": [{"type": "string", "minLength": 1}, TOKEN_IDS, texts, ids]}
+    return Field(name, "A text, token ids, or a list of either.", _texts_or_ids, schema,
+                 required=True)  # fmt: skip
+
+
+def _texts(name: str, help: str) -> Field[list[str] | None]:
+    texts = {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": STRING}
+    return Field(name, help, _one_or_more, {"anyOf": [STRING, texts]})
+
+
+_RAW = "the model answers with what its own files say, not with raw numbers"
+
+# What all have
+
+_TRUNCATE = said("truncate", OPTIONS[TRUNCATE.name].help)
+_TRUNCATION = said("truncation", "The same, by Voyage's name.")
+_PROMPT_TOKENS = whole("truncate_prompt_tokens", "Cut texts at so many tokens; -1: where the "
+                       "model does.", -1)  # fmt: skip
+_DOCUMENT_TOKENS = whole("max_tokens_per_doc", "The same, by Cohere's name.", -1)
+_OPTIONAL_MODEL = text("model", "The name of a model, if there are several for this.")
+_COMMON: tuple[Field[Any], ...] = (
+    option(OPTIONS["prompt_name"]),
+    _TRUNCATE,
+    _TRUNCATION,
+    _PROMPT_TOKENS,
+    _DOCUMENT_TOKENS,
+    only("truncation_side", "texts are cut at their end", "right", "Right"),
+    only("truncation_direction", "texts are cut at their end", "right", "Right"),
+    only("add_special_tokens", "a model's own tokens belong to each text; send token ids", True),
+    *unaffected(),
+)
+# Of rankings, scores and labels
+_COMPARED: tuple[Field[Any], ...] = (
+    *_COMMON,
+    only("use_activation", _RAW, True),
+    *refused("this model has no template for it", "instruction", "chat_template_kwargs"),
+)
+
+# Embeddings
+
+_INPUT, _INPUTS = _inputs("input"), _inputs("inputs")
+_ENCODING: Field[str] = Field(
+    "encoding_format", "How the numbers are written.",
+    lambda value, name: _encoding(value, name), {"enum": ["float", "base64"]}, absent="float",
+)  # fmt: skip
+_DIMENSIONS, _NORMALIZE = option(OPTIONS["dimensions"]), option(OPTIONS["normalize"])
+_OUTPUT_DIMENSION = option(OPTIONS["dimensions"], "output_dimension", passed=False)
+_USE_ACTIVATION = option(OPTIONS["normalize"], "use_activation", passed=False)
+EMBEDDINGS = Body(
+    _INPUT,
+    MODEL,
+    _ENCODING,
+    _DIMENSIONS,
+    _OUTPUT_DIMENSION,
+    _NORMALIZE,
+    _USE_ACTIVATION,
+    only("output_dtype", "embeddings are sent as float", "float"),
+    only("embed_dtype", "embeddings are sent as float32", "float32"),
+    only("endianness", "embeddings are sent little-endian", "native", "little"),
+    *_COMMON,
+)
+TEI_EMBEDDINGS = Body(_INPUTS, _OPTIONAL_MODEL, _DIMENSIONS, _NORMALIZE, *_COMMON)
+
+
+def _encoding(value: Any, name: str) -> str:
+    if value not in ("float", "base64"):
+        raise bad_request(f"{name} must be float or base64", name)
+    return str(value)
+
+
+@reads(EMBEDDINGS)
+def read_embeddings(values: Values) -> ValueRequest:
+    for row, other in ((_DIMENSIONS, _OUTPUT_DIMENSION), (_NORMALIZE, _USE_ACTIVATION)):
+        if values[other] is not None:
+            values.options.setdefault(row.option, values[other])
+    return _parsed(values, (EMBED,), values[_INPUT], None, encoding=values[_ENCODING])
+
+
+@reads(TEI_EMBEDDINGS)
+def read_tei_embed(values: Values) -> ValueRequest:
+    """Read a request of Hugging Face's text-embeddings-inference, whose servers have one model."""
+    sent = {"text_input": "inputs", "input_ids": "inputs"}
+    return _parsed(values, (EMBED,), values[_INPUTS], None, shape="tei", sent=sent)
+
+
+# Rankings
+
+_QUERY = needed(text("query", "What the documents are compared with."))
+_DOCUMENTS: Field[list[str]] = Field(
+    "documents", "What is ranked: texts, or objects with a text.", _documents,
+    {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": {"anyOf": [
+        STRING, {"type": "object", "required": ["text"], "properties": {"text": STRING}}]}},
+    required=True,
+)  # fmt: skip
+_TOP_N = whole("top_n", "How many of the best to return; 0 for all.", 0)
+_TOP_K = whole("top_k", "The same, by Voyage's name.", 0)
+_RETURNS = said("return_documents", "Whether to return the documents, too.")
+RANKING = Body(
+    _QUERY,
+    _DOCUMENTS,
+    MODEL,
+    _TOP_N,
+    _TOP_K,
+    _RETURNS,
+    *refused("only the text of a document is compared", "rank_fields"),
+    *_COMPARED,
+)
+_RANKED = needed(_texts("texts", "What is ranked."))
+_RETURNS_TEXT = flag("return_text", "Whether to return the texts, too.")
+TEI_RANKING = Body(
+    _QUERY,
+    _RANKED,
+    _OPTIONAL_MODEL,
+    _TOP_N,
+    _RETURNS_TEXT,
+    only("raw_scores", _RAW, False),
+    *_COMMON,
+)
+
+
+def _ranking(returns_documents: bool) -> Reader[ValueRequest]:
+    """Make a reader for Jina's or Cohere's API; they differ in what is returned by default.
+
+    Voyage's has the same path.
+    """
+
+    @reads(RANKING)
+    def read(values: Values) -> ValueRequest:
+        shape: Shape = "voyage" if values.has(_TOP_K) or values.has(_TRUNCATION) else ""
+        best, wanted = _first(values[_TOP_N], values[_TOP_K]), values[_RETURNS]
+        return _parsed(
+            values,
+            _COMPARES,
+            [values[_QUERY]],
+            values[_DOCUMENTS],
+            best=best or None,
+            # Left out, it is what the API has by default.
+            returns_documents=returns_documents and not shape if wanted is None else wanted,
+            shape=shape,
+            sent={"text_input": "query", "text_pair": "documents"},
+        )
+
+    return read
+
+
+@reads(TEI_RANKING)
+def _read_tei_rerank(values: Values) -> ValueRequest:
+    return _parsed(
+        values, _COMPARES, [values[_QUERY]], values[_RANKED], best=values[_TOP_N] or None,
+        returns_documents=values[_RETURNS_TEXT], shape="tei",
+        sent={"text_input": "query", "text_pair": "texts"},
+    )  # fmt: skip
+
+
+# That of Hugging Face's text-embeddings-inference has the same path.
+read_rerank = Readers(_ranking(True), _read_tei_rerank, _RANKED)
+read_cohere_rerank = Readers(_ranking(False), _read_tei_rerank, _RANKED)
+
+# Scores and labels
+
+_SIDES = tuple(
+    (_texts(first, "The texts to compare, or one."), _texts(second, "The texts to compare with."))
+    for first, second in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
+)
+_ITEMS = _texts("items", "The same as documents.")
+_PAIRS = (*_SIDES[:2], (_SIDES[1][0], _ITEMS), _SIDES[2])
+SCORES = Body(
+    MODEL,
+    *(field for pair in _SIDES for field in pair),
+    _ITEMS,
+    *_COMPARED,
+    any_of=[[first.name, second.name] for first, second in _PAIRS],
+)
+_TEXT_PAIR = _texts("text_pair", "The second text of each pair, for models that read two.")
+LABELS = Body(_INPUT, _TEXT_PAIR, MODEL, *_COMPARED)
+
+
+@reads(SCORES)
+def read_score(values: Values) -> ValueRequest:
+    for left, right in _PAIRS:
+        first, second = values[left], values[right]
+        if first is not None and second is not None:
+            break
+    else:
+        raise bad_request("send text_1 and text_2, or queries and documents", "text_1")
+    if len(first) not in (1, len(second)):
+        what = f"{left.name} must be one text, or as many as {right.name}"
+        raise bad_request(f"{what}: {len(first)} and {len(second)}", left.name)
+    sent = {"text_input": left.name, "text_pair": right.name}
+    return _parsed(values, _COMPARES, cast(Texts, first), second, sent=sent)
+
+
+@reads(LABELS)
+def read_classify(values: Values) -> ValueRequest:
+    texts, pairs = values[_INPUT], values[_TEXT_PAIR]
+    if pairs is not None and not (len(pairs) == len(texts) and isinstance(texts[0], str)):
+        raise bad_request("text_pair must be as many texts as input", "text_pair")
+    return _parsed(values, (CLASSIFY,), texts, pairs)
+
+
+def _parsed(
+    values: Values, tasks: tuple[str, ...], texts: Texts, pairs: list[str] | None, **more: Any
+) -> ValueRequest:
+    cut, at = _first(values[_TRUNCATE], values[_TRUNCATION]), None
+    for row in (_PROMPT_TOKENS, _DOCUMENT_TOKENS):
+        if (limit := values[row]) not in (None, 0):
+            at = at if limit == -1 else (row.name, limit)
+            cut = True
+    if cut:
+        values.options[TRUNCATE.name] = True
+    sent = {"text_input": "input", "text_pair": "text_pair", "input_ids": "input"}
+    sent |= more.pop("sent", {})
+    model = values[MODEL] or ""
+    request = ValueRequest(
+        model, tasks, texts, pairs, values.options, at, sent=sent, cut=cut,
+        unknown=values.unknown, **more,
+    )  # fmt: skip
+    if request.size > _MAX_BYTES:
+        what = f"{sent['text_input']} and {sent['text_pair']} together are over"
+        code = "request_too_large"
+        raise ApiError(413, f"{what} {_MAX_BYTES >> 20} MB: send fewer at once", code=code)
+    return request

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+from starlette.applications import Starlette
 
 from llmserve.client import Completion, Piece
 from llmserve.client.aio import CALL_HEADERS
@@ -72,6 +73,11 @@ class Triton:
         yield Piece("", finish_reason="length")
 
 
+def app_before(triton: Any, settings: Settings | None = None) -> Starlette:
+    """Return the application of a gateway in front of something that answers as Triton's client."""
+    return make_app(settings or Settings(NO_TRITON), connect=lambda _: triton)
+
+
 def request_via(
     triton: Any,
     path: str,
@@ -81,8 +87,7 @@ def request_via(
     **request: Any,
 ) -> Any:
     async def go() -> Any:
-        app = make_app(settings or Settings(NO_TRITON))
-        app.state.gateway._client = triton
+        app = app_before(triton, settings)
         app.state.gateway.tracer = tracer
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

@@ -45,7 +45,6 @@ from llmserve.server import ModelReport, ReplicaReport, State
 from llmserve.testing import ScriptedTriton
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Admission, Limits
-from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import asking, checking, routes, runner, uploads
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import Folder
@@ -54,7 +53,7 @@ from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 
-from .gateways import NO_TRITON, Triton, gateway_process
+from .gateways import NO_TRITON, Triton, app_before, gateway_process
 
 Work = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 
@@ -124,8 +123,7 @@ def settings_of(folder: Path, **changes: Any) -> Settings:
 async def serving(
     model: Model, settings: Settings, key: str = "none"
 ) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(settings)
-    app.state.gateway._client = model
+    app = app_before(model, settings)
     async with app.router.lifespan_context(app):
         yield client_of(app, key)
 

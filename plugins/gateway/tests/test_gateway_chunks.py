@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve.client import Piece
-from llmserve_gateway.app import CHAT, COMPLETION, MESSAGE, RESPONSE
-from llmserve_gateway.gateway import Dialect
+from llmserve_gateway.endpoints import CHAT, COMPLETION, MESSAGE, RESPONSE
 from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.text_dialect import TextDialect
 
 _HELLO = [{"role": "user", "content": "Hello"}]
-_BODIES: dict[str, tuple[Dialect, Mapping[str, Any]]] = {
+_BODIES: dict[str, tuple[TextDialect, Mapping[str, Any]]] = {
     "chat": (CHAT, {"messages": _HELLO}),
     "chat with usage": (CHAT, {"messages": _HELLO, "stream_options": {"include_usage": True}}),
     "completion": (COMPLETION, {"prompt": "Hello"}),

@@ -17,11 +17,10 @@ from llmserve.errors import ModelNotReadyError
 from llmserve.plugin import Address
 from llmserve.server import ModelReport, ReplicaReport, State
 from llmserve_gateway.admission import Limits
-from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
 
-from .gateways import NO_TRITON, TEXT, URL, Triton
+from .gateways import NO_TRITON, TEXT, URL, Triton, app_before
 
 GIANT = "giant " * 650_000  # 3.9 MB
 LONGEST = 512 * 512
@@ -59,9 +58,8 @@ class Models(Triton):
 
 @asynccontextmanager
 async def serving(triton: Models, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    app = make_app(settings)
+    app = app_before(triton, settings)
     gateway = app.state.gateway
-    gateway._client = triton
     for name in ("a", "b"):
         gateway.catalog.record_answer(name)
     transport = httpx.ASGITransport(app=app)

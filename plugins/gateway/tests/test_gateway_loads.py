@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -21,7 +21,6 @@ from llmserve.server.keep.control import listening
 from llmserve.server.keep.demand import Demand, OnDemand
 from llmserve_gateway import loads
 from llmserve_gateway.admission import Limits
-from llmserve_gateway.app import make_app
 from llmserve_gateway.batches import asking
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.gateway import Settings
@@ -140,8 +139,7 @@ async def front(
     """A gateway in front of it, and a client."""
     socket = folder / "sock"
     fields = {"supervisor": socket, "on_demand": True, "local": True, **settings}
-    app = make_app(Settings(gateways.NO_TRITON, **fields))
-    app.state.gateway._client = cast(Any, serve.triton)
+    app = gateways.app_before(serve.triton, Settings(gateways.NO_TRITON, **fields))
     followers: Any = {"hold": serve.hold}
     lifespan = app.router.lifespan_context(app) if "batches" in settings else nullcontext()
     async with listening(socket, serve.answer, followers), lifespan:

@@ -9,7 +9,7 @@ import pytest
 
 from llmserve.client import Piece
 from llmserve.errors import ModelDiedError
-from llmserve_gateway.gateway import _merged
+from llmserve_gateway.streams import merged
 
 
 async def answer(
@@ -25,7 +25,7 @@ async def answer(
 
 def batches(*answers: AsyncGenerator[Piece, None]) -> list[list[tuple[int, str]]]:
     async def read() -> list[list[tuple[int, str]]]:
-        return [[(p.index, p.text) for p in pieces] async for pieces in _merged(answers)]
+        return [[(p.index, p.text) for p in pieces] async for pieces in merged(answers)]
 
     return asyncio.run(read())
 
@@ -43,7 +43,7 @@ def test_what_has_arrived_before_a_failure_is_not_lost() -> None:
     seen: list[Sequence[Piece]] = []
 
     async def read() -> None:
-        async for pieces in _merged([answer("a", error=ModelDiedError("gone")), answer("x")]):
+        async for pieces in merged([answer("a", error=ModelDiedError("gone")), answer("x")]):
             seen.append(pieces)
 
     with pytest.raises(ModelDiedError):

@@ -25,13 +25,13 @@ from llmserve.errors import (
     RequestRejectedError,
     ServerError,
 )
-from llmserve_gateway.app import make_app
-from llmserve_gateway.gateway import Settings, Truncate
+from llmserve_gateway.dialects import Truncate
+from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from llmserve_gateway.value_requests import SCORE_NAMES, read_embeddings, read_rerank
+from llmserve_gateway.value_requests import SCORES, read_embeddings, read_rerank
 from llmserve_gateway.values import compute
 
-from .gateways import NO_TRITON, Triton, ask, request_via
+from .gateways import NO_TRITON, Triton, app_before, ask, request_via
 
 T = TypeVar("T")
 TASKS = {"e": "embed", "r": "rerank", "c": "classify", "g": "generate", "x": "summarise-audio"}
@@ -101,8 +101,7 @@ def serve(triton: Models, go: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
     """Let a client of one gateway do something."""
 
     async def run() -> T:
-        app = make_app(Settings(NO_TRITON))
-        app.state.gateway._client = triton
+        app = app_before(triton)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             return await go(client)
@@ -218,7 +217,7 @@ def test_scores_are_in_the_order_of_the_texts() -> None:
     triton = Models()
 
     async def go(client: httpx.AsyncClient) -> None:
-        for one, two in SCORE_NAMES:
+        for one, two in SCORES.any_of:
             for first in ("query", ["one", "two", "three"]):
                 body = {"model": "r", one: first, two: ["a", "ccc", "bb"]}
                 for path in ("/score", "/v1/score"):

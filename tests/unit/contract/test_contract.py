@@ -88,7 +88,12 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
         "reader": [0.5, ["invalid_value", "sparkle"]],
         "client": ["text_input", "glitter"],
         "gateway": [0.5, "shine"],
-        "document": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "document": {
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 1,
+            "description": "How bright.",
+        },
         "completion": ["sparkle="],
         "page": True,
     }

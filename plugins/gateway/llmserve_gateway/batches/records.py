@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +131,16 @@ def read_window(text: str) -> int:
         raise bad_request("completion_window is a time such as 24h, at most 30d",
                           "completion_window")  # fmt: skip
     return seconds
+
+
+EXPIRY: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["anchor", "seconds"],
+    "properties": {
+        "anchor": {"const": "created_at"},
+        "seconds": {"type": "integer", "minimum": 3600, "maximum": _LONGEST},
+    },
+}
 
 
 def read_expiry(anchor: Any, seconds: Any, name: str) -> int:

@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, Response
 from llmserve.client import BATCH_ENDPOINTS
 from llmserve_gateway.batches.folder import EVERYONE, Folder
 from llmserve_gateway.batches.records import (
+    EXPIRY,
     Batch,
     StoredFile,
     new_id,
@@ -29,7 +30,7 @@ from llmserve_gateway.batches.uploads import (
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.connections import note_upload
 from llmserve_gateway.errors import ApiError, bad_request
-from llmserve_gateway.fields import Fields
+from llmserve_gateway.fields import STRING, Body, Field, check_mapping
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import json_response
 
@@ -42,13 +43,72 @@ _FILES, _BATCHES = (10_000, 10_000), (20, 100)
 """How many entries a page of a list has, and at most."""
 
 
+def _endpoint(value: Any, name: str) -> str:
+    if value not in BATCH_ENDPOINTS:
+        raise bad_request(f"{name} must be one of {', '.join(BATCH_ENDPOINTS)}", name)
+    return str(value)
+
+
+def _file_id(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be the id of a file", name)
+    return value
+
+
+def _window(value: Any, name: str) -> tuple[str, int]:
+    del name
+    text = value if isinstance(value, str) else ""
+    return text, read_window(text)
+
+
+def _metadata(value: Any, name: str) -> dict[str, str]:
+    is_valid = (
+        isinstance(value, dict)
+        and len(value) <= _MAX_METADATA
+        and all(
+            len(name) <= _MAX_NAME and isinstance(text, str) and len(text) <= _MAX_VALUE
+            for name, text in value.items()
+        )
+    )
+    if not is_valid:
+        what = f"{name} has at most {_MAX_METADATA} texts, of {_MAX_VALUE} characters each"
+        raise bad_request(what, name)
+    return dict(value)
+
+
+def _expiry(value: Any, name: str) -> int | None:
+    kept = check_mapping(value, name)
+    return read_expiry(kept.get("anchor"), kept.get("seconds"), name) if kept else None
+
+
+_INPUT_FILE: Field[str] = Field(
+    "input_file_id", "The file of requests.", _file_id, STRING, required=True
+)
+_ENDPOINT: Field[str] = Field(
+    "endpoint", "The endpoint that all requests are for.", _endpoint,
+    {"enum": [*BATCH_ENDPOINTS]}, required=True,
+)  # fmt: skip
+_WINDOW: Field[tuple[str, int]] = Field(
+    "completion_window", "The time in which to answer, such as 24h.", _window,
+    {**STRING, "pattern": "^[1-9][0-9]*[mhd]$"}, required=True,
+)  # fmt: skip
+_METADATA: Field[dict[str, str] | None] = Field(
+    "metadata", "Texts of your own.", _metadata,
+    {"type": "object", "maxProperties": _MAX_METADATA,
+     "additionalProperties": {**STRING, "maxLength": _MAX_VALUE}},
+)  # fmt: skip
+_KEPT: Field[int | None] = Field(
+    "output_expires_after", "How long the answers are kept.", _expiry, EXPIRY
+)
+NEW_BATCH = Body(_INPUT_FILE, _ENDPOINT, _WINDOW, _METADATA, _KEPT)
+
+
 class BatchRoutes:
     """The endpoints of a gateway that may have no folder for batches."""
 
-    def __init__(self, runner: Runner | None, endpoints: Sequence[str]) -> None:
+    def __init__(self, runner: Runner | None) -> None:
         self._runner = runner
         self._uploads: Counter[str] = Counter()
-        self._endpoints = [path for path in BATCH_ENDPOINTS if path in endpoints]
 
     @property
     def runner(self) -> Runner:
@@ -132,38 +192,25 @@ class BatchRoutes:
         return await self.batch(request, key)
 
     def _new_batch(self, content: Mapping[str, Any], owner: str) -> Batch:
-        fields = Fields(content)
-        endpoint = fields.take("endpoint")
-        if endpoint not in self._endpoints:
-            raise bad_request(f"endpoint must be one of {', '.join(self._endpoints)}", "endpoint")
-        file = fields.take("input_file_id")
-        if not isinstance(file, str):
-            raise bad_request("input_file_id must be the id of a file", "input_file_id")
+        values = NEW_BATCH.read(content)
+        file = values[_INPUT_FILE]
         try:
             source = self.folder.file(owner, file)
         except ApiError as error:
             raise bad_request(error.message, "input_file_id", "not_found") from None
-        window = fields.take("completion_window")
-        seconds = read_window(window if isinstance(window, str) else "")
-        metadata = fields.take("metadata")
-        kept = fields.take("output_expires_after")
-        if kept is not None and not isinstance(kept, dict):
-            raise bad_request("output_expires_after must be an object", "output_expires_after")
-        name, now = "output_expires_after", int(time.time())
+        (window, seconds), now = values[_WINDOW], int(time.time())
         return Batch(
             id=new_id("batch_"),
             owner=owner,
-            endpoint=str(endpoint),
+            endpoint=values[_ENDPOINT],
             input_file_id=source.id,
-            completion_window=str(window),
+            completion_window=window,
             created_at=now,
             expires_at=now + seconds,
             output_id=new_id("file-"),
             error_id=new_id("file-"),
-            metadata=None if metadata is None else _metadata(metadata),
-            keep_seconds=read_expiry(kept.get("anchor"), kept.get("seconds"), name)
-            if kept
-            else None,
+            metadata=values[_METADATA],
+            keep_seconds=values[_KEPT],
         )
 
 
@@ -178,21 +225,6 @@ async def _kept(change: Awaitable[None]) -> None:
         await change
     except OSError as error:
         raise storage_error(error) from None
-
-
-def _metadata(value: Any) -> dict[str, str]:
-    is_valid = (
-        isinstance(value, dict)
-        and len(value) <= _MAX_METADATA
-        and all(
-            len(name) <= _MAX_NAME and isinstance(text, str) and len(text) <= _MAX_VALUE
-            for name, text in value.items()
-        )
-    )
-    if not is_valid:
-        what = f"metadata has at most {_MAX_METADATA} texts, of {_MAX_VALUE} characters each"
-        raise bad_request(what, "metadata")
-    return dict(value)
 
 
 def _page(

@@ -7,12 +7,12 @@ import errno
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from llmserve.client import in_thread
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.multipart import Form, Part
-from llmserve_gateway.batches.records import StoredFile, read_expiry
+from llmserve_gateway.batches.records import EXPIRY, StoredFile, read_expiry
 from llmserve_gateway.bodies import (
     ClientDisconnected,
     Receive,
@@ -21,6 +21,7 @@ from llmserve_gateway.bodies import (
     refuse,
 )
 from llmserve_gateway.errors import ApiError, bad_request
+from llmserve_gateway.fields import STRING, Body, Field, check_mapping
 
 MAX_BYTES = 200 << 20
 """The size of a file."""
@@ -33,7 +34,35 @@ _OVERHEAD = 64 << 10
 _MAX_FIELD = 1 << 10
 _MAX_NAME = 255
 _CHUNK = 1 << 20
-_EXPIRY = "expires_after"
+
+
+def _file(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"the form has no {name}", name)
+    return value
+
+
+def _purpose(value: Any, name: str) -> str:
+    if value != "batch":
+        what = f"{name} must be batch, not {str(value)[:40]!r}: files are for batches here"
+        raise bad_request(what, name)
+    return str(value)
+
+
+def _expiry(value: Any, name: str) -> int:
+    kept = check_mapping(value, name)
+    return read_expiry(kept.get("anchor"), kept.get("seconds"), name)
+
+
+_FILE: Field[str] = Field(
+    "file", "The requests, one in a line.", _file, {**STRING, "format": "binary"}, required=True
+)
+_PURPOSE: Field[str] = Field(
+    "purpose", "What the file is for.", _purpose, {"const": "batch"}, required=True
+)
+_EXPIRES: Field[int] = Field("expires_after", "How long the file is kept.", _expiry, EXPIRY)
+UPLOAD = Body(_FILE, _PURPOSE, _EXPIRES)
+"""A form, whose fields come one after the other."""
 
 
 async def read_upload(
@@ -116,17 +145,13 @@ class _Upload:
 
     def described(self, name: str, owner: str) -> StoredFile:
         """Return what is known of the file now; raise if a field is missing or wrong."""
-        if self._filename is None:
-            raise bad_request("the form has no file", "file")
-        purpose = self._text("purpose")
-        if purpose != "batch":
-            what = f"purpose must be batch, not {purpose[:40]!r}: files are for batches here"
-            raise bad_request(what, "purpose")
+        filename = _FILE.read(self._filename)[-_MAX_NAME:]
+        purpose = _PURPOSE.read(self._text(_PURPOSE.name))
         now, expires = int(time.time()), None
-        if any(field.startswith(_EXPIRY) for field in self._fields):
-            anchor, seconds = self._text(f"{_EXPIRY}[anchor]"), self._text(f"{_EXPIRY}[seconds]")
-            expires = now + read_expiry(anchor, seconds, _EXPIRY)
-        filename = self._filename[-_MAX_NAME:]
+        kept = _EXPIRES.name
+        if any(field.startswith(kept) for field in self._fields):
+            parts = {part: self._text(f"{kept}[{part}]") for part in ("anchor", "seconds")}
+            expires = now + _EXPIRES.read(parts)
         return StoredFile(name, owner, filename, self._size, purpose, now, expires)
 
     def _text(self, name: str) -> str:

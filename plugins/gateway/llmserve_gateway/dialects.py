@@ -1,0 +1,59 @@
+"""What an API has to say for itself, so that the gateway can answer in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from llmserve.client import ModelInfo, ToolFormats
+from llmserve_gateway.catalog import Catalog
+from llmserve_gateway.errors import ApiError
+from llmserve_gateway.fields import Reads
+from llmserve_gateway.keys import Key
+from llmserve_gateway.replicas import Replicas
+from llmserve_gateway.reply import Reply
+from llmserve_gateway.text_requests import ParsedRequest
+from llmserve_gateway.usage import Usage
+from llmserve_gateway.value_requests import ValueRequest
+
+AnyRequest = ParsedRequest | ValueRequest
+R = TypeVar("R", bound=AnyRequest)
+Truncate = Literal["ranking", "all", "none"]
+
+
+@dataclass(frozen=True)
+class Models:
+    """What requests are answered with."""
+
+    client: Callable[[], Replicas]
+    catalog: Catalog
+    tools: ToolFormats
+    truncate: Truncate
+    """Of which requests texts that are too long are cut, if they say nothing of it."""
+
+
+@dataclass(frozen=True)
+class Dialect(ABC, Generic[R]):
+    """The request and response formats of one API."""
+
+    read: Reads[R]
+    operation: str
+    """OpenTelemetry's name for it."""
+    error_body: Callable[[ApiError], bytes] = ApiError.json
+
+    async def settled(self, models: Models, key: Key | None, request: R) -> R:
+        """Return a request with what it leaves to the gateway."""
+        del models, key
+        return request
+
+    @abstractmethod
+    def failure_of(self, request: R, request_id: str) -> Callable[[ApiError], bytes]:
+        """Return what writes an error within a stream that has sent nothing but comments."""
+
+    @abstractmethod
+    async def begin(
+        self, models: Models, info: ModelInfo, request: R, reply: Reply, timeout: float | None
+    ) -> tuple[Usage, Awaitable[None]]:
+        """Return what counts an answer, and what asks the model for it and sends it."""

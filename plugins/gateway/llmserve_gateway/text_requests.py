@@ -1,0 +1,137 @@
+"""Requests for texts, as all APIs of the gateway that have them are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from llmserve.client import Tools
+from llmserve.runtime.contract import GENERATE, IMAGE_URL
+
+MAX_ANSWERS = 128
+BYTES_PER_TOKEN = 3
+"""A token is seldom shorter."""
+_HELD_BYTES_PER_TOKEN = 256
+"""What is no prompt takes memory and no time: 256 MB is as much as a million tokens."""
+_IMAGE_TOKENS = 1000
+"""Models make some hundreds to thousands of one."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """What a request asks of a model's thinking; None where it leaves that to the model."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    required_by: str = ""
+    """The field that only makes sense if the model thinks before it answers."""
+    budget: int | None = None
+    """After how many tokens the thinking should end, if that can be had."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments for a chat template that say so, as families name them."""
+        enabled = False if self.effort == "none" else self.enabled
+        switch = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+        effort = {"reasoning_effort": self.effort} if self.effort not in (None, "none") else {}
+        return {**switch, **effort}
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A validated request in terms of the tensor contract; ``unknown`` are unsupported fields.
+
+    ``options`` are those of the tensor contract. A prompt is a text, or token ids.
+    ``echo_only`` requests return nothing but their prompt; ``report_stop_word`` requests return
+    the stop word that ended the answer; ``echoed_fields`` are repeated in the response. ``sent``
+    maps names of the contract to the fields that the client used, where those vary.
+    """
+
+    model: str
+    options: dict[str, Any]
+    prompts: list[str] | list[list[int]] = field(default_factory=lambda: [""])
+    answers_per_prompt: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    echo_only: bool = False
+    logprobs: bool = False
+    report_stop_word: bool = False
+    tools: Tools | None = None
+    thinking: Thinking = Thinking()
+    has_parts: bool = False
+    """Whether an answer may have more than text: it is known only when the model is."""
+    echoed_fields: Mapping[str, Any] = field(default_factory=dict)
+    sent: Mapping[str, str] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
+
+    tasks = (GENERATE,)
+    """What models are for that can answer it."""
+    cuts = False
+
+    @property
+    def answer_count(self) -> int:
+        return len(self.prompts) * self.answers_per_prompt
+
+    @property
+    def parallel_calls(self) -> bool:
+        """Whether an answer may contain several tool calls."""
+        return self.tools is None or self.tools.parallel
+
+    @cached_property
+    def estimated_tokens(self) -> int:
+        """A rough count of the prompt tokens; the model counts them exactly."""
+        images = len(self.options.get(IMAGE_URL.name, ())) * _IMAGE_TOKENS * BYTES_PER_TOKEN
+        size = self._prompt_bytes + images
+        return size * self.answers_per_prompt // BYTES_PER_TOKEN + 1
+
+    @property
+    def held_tokens(self) -> int:
+        """What it counts as while it waits: images and schemas are in memory as well."""
+        return self.estimated_tokens + self._other_bytes // _HELD_BYTES_PER_TOKEN
+
+    @property
+    def sent_bytes(self) -> int:
+        """About how much is sent to the model: its prompt and all options for each answer."""
+        others = len(self.prompts) * self._other_bytes
+        return self.answers_per_prompt * (self._prompt_bytes + others)
+
+    @cached_property
+    def _prompt_bytes(self) -> int:
+        if messages := self.options.get("messages"):
+            content = [messages, self.options.get("chat_template_kwargs")]
+            return len(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
+        return sum(
+            len(prompt.encode(errors="replace"))
+            if isinstance(prompt, str)
+            else len(prompt) * BYTES_PER_TOKEN
+            for prompt in self.prompts
+        )
+
+    @property
+    def _other_bytes(self) -> int:
+        values = self.options.values()
+        texts = [each for value in values for each in (value if type(value) is list else [value])]
+        return sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
+
+    def model_calls(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return a prompt and options for each answer."""
+        calls: list[tuple[str, dict[str, Any]]] = []
+        for prompt in self.prompts:
+            for choice in range(self.answers_per_prompt):
+                options = dict(self.options)
+                if choice and "seed" in options:
+                    # The same seed would give the same answer.
+                    options["seed"] = (options["seed"] + choice) % 2**63
+                if isinstance(prompt, str):
+                    calls.append((prompt, options))
+                else:
+                    if self.echo:
+                        # Only the model knows the text of these tokens.
+                        options["exclude_input_in_output"] = False
+                    calls.append(("", {**options, "input_ids": prompt}))
+        return calls
