@@ -5,7 +5,6 @@ The measuring code is imported only when a command runs, so that ``--help`` resp
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.client import parse_url
+from llmserve.commands import assigned
 from llmserve.errors import OptionError, UsageError
 from llmserve.plugin import Recipe, Registry, parse_assignments
 from llmserve_bench.results import Load, Result
@@ -159,15 +159,9 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
 
 def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
     """Parse ``--set``; numbers, true and false become typed values."""
-    request_options: dict[str, Any] = {}
-    for key, text in parse_assignments(assignments).items():
-        if key in _NOT_PER_REQUEST:
-            raise OptionError(f"--set does not accept {key}", hint="see `llmserve bench --help`")
-        try:
-            value = json.loads(text, parse_constant=str)
-        except (ValueError, RecursionError):
-            value = text
-        request_options[key] = value if isinstance(value, bool | int | float) else text
+    request_options = assigned(assignments)
+    for key in request_options.keys() & {*_NOT_PER_REQUEST}:
+        raise OptionError(f"--set does not accept {key}", hint="see `llmserve bench --help`")
     return request_options
 
 
