@@ -8,9 +8,9 @@ from llmserve.contract.report import ServerReport as ServerReport
 from llmserve.contract.report import State as State
 from llmserve.server.keep import health as health
 from llmserve.server.keep.control import ask as ask
-from llmserve.server.keep.demand import OnDemand as OnDemand
-from llmserve.server.keep.holding import Holds as Holds
-from llmserve.server.keep.keeper import Keeper as Keeper
+from llmserve.server.keep.desired import OnDemand as OnDemand
+from llmserve.server.keep.reconciler import Reconciler as Reconciler
+from llmserve.server.keep.remote_holds import Holds as Holds
 from llmserve.server.run.frontend import start_frontend as start_frontend
 from llmserve.server.run.log import LoadProgress as LoadProgress
 from llmserve.server.run.tracing import traces_url as traces_url

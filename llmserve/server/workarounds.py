@@ -25,7 +25,7 @@ DIED_LOADING = Workaround(
     (
         "workarounds:DEATH_REPORTED",
         "run.readiness:Readiness._died_while_loading",
-        "keep.detect:Detector._check_loading",
+        "keep.deaths:_died_loading",
     ),
     "kill -9 of a process that loads is reported in the log as `failed to load` within a second",
 )
@@ -33,7 +33,7 @@ GIVEN_UP = Workaround(
     "A process that hangs for a second while it loads, as with the whole machine, is given up as "
     "unhealthy; before that is reported, its end is waited for, which never comes.",
     _EMBEDDED,
-    ("workarounds:waited_for", "run.stubs:Stubs.kill_given_up"),
+    ("workarounds:waited_for", "run.stubs:Stubs.given_up", "keep.deaths:_notice_models"),
     "test_a_model_that_stops_while_it_loads_does_not_block_anything passes without it",
 )
 FILES_GONE = Workaround(
@@ -41,7 +41,7 @@ FILES_GONE = Workaround(
     _EMBEDDED,
     (
         "workarounds:withdraw_model",
-        "keep.orders:Orders.wait_until_loaded",
+        "keep.loads:_follow_unload",
         "server:Server.load",
         "run.guard:_end_loading",
     ),
@@ -50,26 +50,26 @@ FILES_GONE = Workaround(
 STUCK_STUB = Workaround(
     "After `Failed to preinitialize Python stub` the stub that has ended is waited for forever.",
     _EMBEDDED,
-    ("run.log:ServerLog", "keep.orders:Orders._wait_until_gone"),
+    ("run.log:ServerLog", "keep.loads:_check_whether_gone"),
     "a stub that cannot start (no libpython) is reported as `failed to load`",
 )
 TRIED_AGAIN = Workaround(
     "With polling, a model that failed to load is tried again at every check, and one is loaded "
     "again whenever another cannot be read.",
     _EMBEDDED,
-    ("workarounds:keep_model", "workarounds:withdraw_model", "keep.reload:Reloader.give_up"),
+    ("workarounds:keep_model", "workarounds:withdraw_model", "keep.act:Actor._give_up"),
     "a model that raises in `initialize` is loaded once, by the log",
 )
 UNREADABLE = Workaround(
     "With polling, nothing is reported of a configuration that cannot be read.",
     _EMBEDDED,
-    ("keep.orders:Orders._check_files", "keep.orders:Orders._wait_until_gone"),
+    ("keep.reconciler:Reconciler._check", "keep.loads:_check_whether_gone"),
     "the repository index has the reason for such a model",
 )
 CRASHED = Workaround(
     "A model whose process has crashed is reported as ready, and the process stays a zombie.",
     _EMBEDDED,
-    ("run.stubs:Stubs.poll",),
+    ("run.stubs:Stubs.poll", "keep.observe:TritonObserver._look_at_processes"),
     "/v2/models/NAME/ready is 400 a second after kill -9 of the process",
 )
 SIGTERM_LOADING = Workaround(
@@ -118,14 +118,14 @@ COUNTED_FOREVER = Workaround(
 UNLOADED_AT_WORK = Workaround(
     "It can crash when it unloads a model while one of its threads ends the last request.",
     _EMBEDDED,
-    ("keep.demand:Demand", "keep.shelf:Shelf._wait_until_idle"),
+    ("keep.demand:Demand", "keep.loads:_is_idle"),
     "200 reloads of a model with four clients leave Triton alive",
 )
 NEVER_ENDED = Workaround(
     "A request whose client left at the last moment stays forever, and with it the processes of "
     "its model, after that is unloaded.",
     _EMBEDDED,
-    ("keep.orders:Orders.wait_until_ended",),
+    ("keep.loads:_check_whether_ended",),
     "clients that disconnect at random, and then an unload, leave no process of the model",
 )
 FORGOTTEN_EARLY = Workaround(

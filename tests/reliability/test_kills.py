@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.server import Server, start
-from llmserve.server.keep.keeper import Keeper
-from llmserve.server.keep.kept import CHECK_INTERVAL
+from llmserve.server.keep.reconciler import Reconciler
 from llmserve.server.run.guard import ZOMBIE, state_of
 from llmserve.server.run.stubs import Stubs
 from tests.live.servers import TIMEOUT, WORDS, eventually, figure, repository, settings
@@ -33,13 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 async def supervise(server: Server, folder: Path, lines: list[str]) -> None:
     """Supervise the server until its model has been restarted."""
-    keeper = Keeper(settings(folder, renewable=True), server, lines.append)
+    reconciler = Reconciler([settings(folder, renewable=True)], [server], lines.append)
     deadline = time.monotonic() + TIMEOUT
     while "words: ready" not in lines:
         assert time.monotonic() < deadline, lines
-        keeper.check(time.monotonic())
-        await asyncio.sleep(CHECK_INTERVAL)
-    await keeper.settle()
+        reconciler.step()
+        await reconciler.wait()
+    await reconciler.settle()
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ async def ask_for_token(client: Asking, model: str, timeout: float) -> None:
         await client.compute(model, ["a"], pairs=pairs, timeout=timeout)
 
 
+class Asked(Protocol):
+    """A model whose state follows from what it answers, as :class:`Watch` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alive(self) -> bool: ...
+    def answered(self, now: float, /) -> None: ...
+    def missed(self, now: float, why: str, /) -> None: ...
+    def died(self, now: float, why: str, /) -> None: ...
+
+
 class Evidence(Protocol):
     """What shows that a model is alive without asking it."""
 
@@ -107,25 +119,23 @@ class Monitor:
     """Asks the ``models`` that have been idle for a token, and keeps their states.
 
     With ``strict``, a model that fails the request is silent. Otherwise it is alive: restarted, it
-    might fail it again. ``end_hung`` is called with the name of one that has been silent too often.
+    might fail it again.
     """
 
     def __init__(
         self,
         client: Callable[[], Asking],
-        models: Callable[[], Iterable[Watch]],
+        models: Callable[[], Iterable[Asked]],
         evidence: Evidence,
         *,
         slow: float,
         strict: bool = False,
-        end_hung: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._client = client
         self._models = models
         self._evidence = evidence
         self._slow = slow
         self._alive = (Finding.REFUSED,) if strict else (Finding.REFUSED, Finding.FAILED)
-        self._end_hung = end_hung
         self._checked_at = 0.0
         self._answers: Mapping[str, int] = {}
         self._seconds: Mapping[str, float] = {}
@@ -163,14 +173,14 @@ class Monitor:
         busy = self._checked_at and used > BUSY * (time.monotonic() - self._checked_at)
         return bool(busy) or answers.get(name, -1) > self._answers.get(name, -1) >= 0
 
-    async def _send_canary(self, model: Watch) -> None:
+    async def _send_canary(self, model: Asked) -> None:
         self._in_flight[model.name] += 1
         try:
             await self._ask(model)
         finally:
             self._in_flight[model.name] -= 1
 
-    async def _ask(self, model: Watch) -> None:
+    async def _ask(self, model: Asked) -> None:
         name, client = model.name, self._client()
         loads = self._evidence.loads(name)
         try:
@@ -195,8 +205,6 @@ class Monitor:
                     # If it is loaded again meanwhile, that was about a process that has gone.
                     if model.alive and self._evidence.loads(name) == loads:
                         model.missed(time.monotonic(), why)
-                        if not model.alive:
-                            self._end_hung(name)
                     return
             if found is Finding.FAILED:
                 self._failures[name] = [*self._failures.get(name, ()), why][-MISSES:]

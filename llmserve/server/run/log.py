@@ -97,6 +97,7 @@ class ServerLog:
         """The model that keeps it from that, if it is known."""
         self.notes: list[str] = []
         """Messages to the operator that models have logged while loading."""
+        self._loads_before: Counter[str] = Counter()
         self._recent: deque[tuple[float, str]] = deque(maxlen=_RECENT)
         self._fatal: str | None = None
         self._problem: str | None = None
@@ -110,6 +111,17 @@ class ServerLog:
         *lines, self._partial_line = (self._partial_line + new).split(b"\n")
         for line in lines:
             self._parse(line.decode(errors="replace").rstrip())
+
+    def forget(self, name: str) -> None:
+        """Begin anew with a model that Triton is asked to load: earlier lines no longer count."""
+        self.failures.pop(name, None)
+        self.unhealthy.discard(name)
+        self.raised.pop(name, None)
+        self._loads_before[name] = self.loads[name]
+
+    def loads_since(self, name: str) -> int:
+        """Return how often a model was loaded since it was forgotten."""
+        return self.loads[name] - self._loads_before[name]
 
     def progress(self, elapsed: float) -> LoadProgress:
         loading = tuple(name for name, state in self._models.items() if state == "loading")

@@ -71,24 +71,32 @@ class Stubs:
         return died
 
     def kill_given_up(self, loading: Collection[str], now: float) -> set[str]:
-        """Kill loading processes that Triton gave up on but waits for; return their models.
+        """Kill loading processes that Triton gave up on but waits for; return their models."""
+        given_up = self.given_up(loading, now)
+        for process in given_up:
+            _kill(process)
+        return set(given_up.values())
+
+    def given_up(self, loading: Collection[str], now: float) -> dict[int, str]:
+        """Return loading processes that Triton gave up on but waits for, and their models.
 
         See workarounds.GIVEN_UP.
         """
         if now - self._checked_at < _CHECK_INTERVAL:
-            return set()
+            return {}
         self._checked_at, previous = now, self._waited_for
         processes = waited_for(self._group) if loading else set()
         self._waited_for = {pid for pid in processes if self._models.get(pid) in loading}
-        given_up = previous & self._waited_for
-        for process in given_up:
-            _kill(process)
-        return {self._models[process] for process in given_up}
+        return {process: self._models[process] for process in previous & self._waited_for}
 
-    def kill(self, model: str) -> None:
-        """Kill the processes of a model; this is no death that :meth:`poll` reports."""
-        for process in self.of(model):
-            self._zombie_counts[process] = CONFIRMATIONS
+    def kill(self, model: str, processes: Collection[int] | None = None) -> None:
+        """Kill the processes of a model; this is no death that :meth:`poll` reports.
+
+        The death of some of its ``processes`` alone is one.
+        """
+        for process in self.of(model) if processes is None else processes:
+            if processes is None:
+                self._zombie_counts[process] = CONFIRMATIONS
             _kill(process)
 
     def of(self, model: str) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +16,13 @@ from ray import serve
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmserve.server import Keeper, ServerSettings, start
+from llmserve.server import Reconciler, ServerSettings, start
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
 
 log = logging.getLogger("ray.serve")
 
-_POLL_SECONDS = 0.1
 _RESTART_SECONDS = 60.0
 """How long a request waits for a Triton that is restarting."""
 
@@ -67,7 +65,7 @@ class Triton:
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         server = await asyncio.to_thread(start, self._settings)
-        self._keeper = Keeper(self._settings, server, log.info)
+        self._reconciler = Reconciler([self._settings], [server], log.info)
         self._ready.set()
         self._watcher = asyncio.ensure_future(self._keep())
         args = self._args
@@ -79,7 +77,7 @@ class Triton:
                 keys=self._keys,
                 models=tuple(args["models"]),
                 open_metrics=args["open_metrics"],
-                supervisor=self._keeper.report,
+                supervisor=self._reconciler.report,
             )
         )
         self._gateway: Gateway = app.state.gateway
@@ -90,7 +88,7 @@ class Triton:
         """Raise an error, so that Ray replaces this replica, if a model cannot be kept alive."""
         if self._watcher.done():
             self._watcher.result()
-        why = "; ".join(sorted(self._keeper.why_it_failed()))
+        why = "; ".join(sorted(self._reconciler.why_it_failed()))
         if self._ready.is_set() and not why:
             state = await self._gateway.catalog.state()
             silent = [f"{n}: {m['why']}" for n, m in state["models"].items() if not m["ready"]]
@@ -101,17 +99,18 @@ class Triton:
     async def _keep(self) -> None:
         """Restart a dead Triton at the same ports, which is faster than a new replica."""
         while True:
-            self._keeper.check(time.monotonic())
-            if not self._keeper.alive:
+            self._reconciler.step()
+            if not self._reconciler.alive:
                 self._ready.clear()
             elif not self._ready.is_set():
                 await self._gateway.disconnect()
                 self._ready.set()
-            await asyncio.sleep(_POLL_SECONDS)
+            await self._reconciler.wait()
 
     async def __del__(self) -> None:
         # Ray calls this when no request is in flight any more.
         if self._ready.is_set():
             self._watcher.cancel()
-            await self._keeper.settle()
-            await asyncio.to_thread(self._keeper.server.stop)
+            await self._reconciler.settle()
+            for server in self._reconciler.servers:
+                await asyncio.to_thread(server.stop)

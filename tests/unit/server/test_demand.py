@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from llmserve.contract.report import OnDemandReport
 from llmserve.errors import ModelNotReadyError, NotLoadedError, ServerError
-from llmserve.server.keep.demand import Demand, Hold, OnDemand
+from llmserve.server.keep.desired import Hold, OnDemand
+from tests.unit.server.offered import Offered
 
 
 class Models:
@@ -35,9 +36,6 @@ class Models:
         self.costly: set[str] = set()
         self.in_use: Callable[[str], int] = lambda _: 0
 
-    def is_loaded(self, name: str) -> bool:
-        return name in self.loaded
-
     def why_it_failed(self, name: str) -> str:
         return self.failed.get(name, "")
 
@@ -47,6 +45,7 @@ class Models:
     def cost_restart(self, name: str) -> bool:
         return name in self.costly
 
+    @property
     def is_paused(self) -> bool:
         return self.paused
 
@@ -87,18 +86,18 @@ def go(scenario: Coroutine[Any, Any, Any]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 20))
 
 
-def demand(models: Models, **settings: Any) -> tuple[Demand, Clock]:
+def demand(models: Models, **settings: Any) -> tuple[Offered, Clock]:
     clock = Clock()
-    return Demand(models.sizes, models, OnDemand(**settings), clock=clock), clock
+    return Offered(models.sizes, models, OnDemand(**settings), clock), clock
 
 
-async def used(one: Demand, name: str) -> None:
+async def used(one: Offered, name: str) -> None:
     hold = one.hold(name)
     await hold.granted
     one.release(hold)
 
 
-def report_of(one: Demand, name: str) -> OnDemandReport:
+def report_of(one: Offered, name: str) -> OnDemandReport:
     report = one.report(name)
     assert report is not None
     return report
@@ -190,9 +189,9 @@ def test_while_triton_is_to_be_restarted_nothing_begins() -> None:
         assert first.going, "requests that come now wait"
         late, other = one.hold("a"), one.hold("b")
         await settled()
-        assert one.is_in_use()
+        assert one.demand.is_in_use
         one.release(first)
-        assert not one.is_in_use()
+        assert not one.demand.is_in_use
         await settled()
         assert not late.granted.done()
         assert models.history == ["+a"]
@@ -268,7 +267,7 @@ def test_a_model_that_fails_to_load_fails_its_own_requests_only() -> None:
                 await one.hold("a").granted
             waits.append(failed.value.details["retry_after"] - 1)
         assert waits == [10, 20, 40, 80, 160, 300, 300, 300, 300]
-        one._models["a"].failures = 5000
+        one.demand._models["a"].failures = 5000
         clock.now += 301
         with pytest.raises(NotLoadedError, match="tried again in 301 s"):
             await one.hold("a").granted
@@ -382,22 +381,6 @@ def test_a_user_unloads_and_loads() -> None:
     go(scenario())
 
 
-def test_who_waits_at_the_end_is_refused() -> None:
-    async def scenario() -> None:
-        models = Models(a=1)
-        models.gate.clear()
-        one, _ = demand(models, max_loaded=1)
-        hold = one.hold("a")
-        await settled()
-        await one.settle()
-        for each in (hold, one.hold("a")):
-            with pytest.raises(NotLoadedError, match="the server is stopping"):
-                await each.granted
-        one.release(hold)
-
-    go(scenario())
-
-
 @given(st.integers(), st.integers(1, 3), st.booleans())
 def test_everyone_is_served_and_the_limit_is_kept(seed: int, limit: int, by_memory: bool) -> None:
     """Whatever the order of requests, failures, cancellations and orders of a user."""
@@ -448,6 +431,6 @@ def test_everyone_is_served_and_the_limit_is_kept(seed: int, limit: int, by_memo
         assert refused <= models.broken
         await settled()
         assert models.most[0] <= limit
-        assert not one._queue
+        assert not any(report_of(one, name).waited_for for name in "abcdef")
 
     go(scenario())

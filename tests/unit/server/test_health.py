@@ -67,23 +67,21 @@ class Model:
         return self.process
 
 
-def checked(model: Model, times: int = 1, **options: Any) -> tuple[Watch, list[str]]:
-    watch, hung = Watch("m", state=State.READY), list[str]()
+def checked(model: Model, times: int = 1, **options: Any) -> Watch:
+    watch = Watch("m", state=State.READY)
 
     async def go() -> None:
-        monitor = Monitor(
-            lambda: model, lambda: [watch], model, slow=1.0, end_hung=hung.append, **options
-        )
+        monitor = Monitor(lambda: model, lambda: [watch], model, slow=1.0, **options)
         for _ in range(times):
             await monitor.check()
 
     asyncio.run(go())
-    return watch, hung
+    return watch
 
 
 def test_an_idle_model_is_asked_once_at_every_check() -> None:
     model = Model()
-    assert checked(model, times=4)[0].state is State.READY
+    assert checked(model, times=4).state is State.READY
     assert model.asked == 4
 
 
@@ -100,25 +98,24 @@ def test_a_model_that_answers_others_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("errors", "state", "hung"),
+    ("errors", "state"),
     [
-        ([GONE], State.SUSPECT, []),
-        ([GONE, None], State.READY, []),
-        ([GONE, GONE], State.RESTARTING, ["m"]),
-        ([REFUSED] * 3, State.READY, []),
-        ([DIED, DIED], State.RESTARTING, ["m"]),
+        ([GONE], State.SUSPECT),
+        ([GONE, None], State.READY),
+        ([GONE, GONE], State.RESTARTING),
+        ([REFUSED] * 3, State.READY),
+        ([DIED, DIED], State.RESTARTING),
     ],
 )
 def test_silence_counts_and_a_refusal_is_an_answer(
-    errors: list[LLMServeError | None], state: State, hung: list[str]
+    errors: list[LLMServeError | None], state: State
 ) -> None:
-    watch, ended = checked(Model(*errors), times=len(errors))
-    assert (watch.state, ended) == (state, hung)
+    assert checked(Model(*errors), times=len(errors)).state is state
 
 
 def test_a_model_that_fails_is_alive_for_who_restarts_models_and_silent_for_others() -> None:
-    assert checked(Model(FAILS, FAILS), times=2)[0].state is State.READY
-    assert checked(Model(FAILS, FAILS), times=2, strict=True)[0].state is State.RESTARTING
+    assert checked(Model(FAILS, FAILS), times=2).state is State.READY
+    assert checked(Model(FAILS, FAILS), times=2, strict=True).state is State.RESTARTING
 
 
 def test_a_model_that_fails_every_canary_is_told_until_it_answers() -> None:
@@ -138,8 +135,8 @@ def test_a_model_that_fails_every_canary_is_told_until_it_answers() -> None:
 def test_a_death_is_certain_if_its_process_is_missing() -> None:
     model = Model(DIED)
     model.process = False
-    watch, hung = checked(model)
-    assert (watch.state, watch.why, hung) == (State.RESTARTING, "its process has died", [])
+    watch = checked(model)
+    assert (watch.state, watch.why) == (State.RESTARTING, "its process has died")
 
 
 def test_a_death_of_a_process_that_has_been_replaced_counts_for_nothing() -> None:
@@ -151,13 +148,13 @@ def test_a_death_of_a_process_that_has_been_replaced_counts_for_nothing() -> Non
         raise DIED
 
     model.generate = generate  # type: ignore[method-assign,assignment]
-    assert checked(model)[0].state is State.READY
+    assert checked(model).state is State.READY
 
 
 @pytest.mark.parametrize("state", [State.LOADING, State.READY])
 def test_the_silence_of_a_process_that_has_been_replaced_ends_no_other(state: State) -> None:
     """The new one would be killed while it loads, and Triton would wait for it for ever."""
-    model, watch, hung = Model(), Watch("m", state=State.READY, misses=1), list[str]()
+    model, watch = Model(), Watch("m", state=State.READY, misses=1)
 
     async def generate(model_name: str, prompt: str = "", **_: Any) -> None:
         watch.state, watch.misses = state, 1
@@ -165,9 +162,9 @@ def test_the_silence_of_a_process_that_has_been_replaced_ends_no_other(state: St
         raise GONE
 
     model.generate = generate  # type: ignore[method-assign,assignment]
-    monitor = Monitor(lambda: model, lambda: [watch], model, slow=1.0, end_hung=hung.append)
+    monitor = Monitor(lambda: model, lambda: [watch], model, slow=1.0)
     asyncio.run(monitor.check())
-    assert (watch.state, hung) == (state, [])
+    assert watch.state is state
 
 
 def test_a_model_that_computes_is_not_silent() -> None:
@@ -178,7 +175,7 @@ def test_a_model_that_computes_is_not_silent() -> None:
         return {"m": model.used}
 
     model.seconds = seconds  # type: ignore[method-assign]
-    assert checked(model, times=4)[0].state is State.READY
+    assert checked(model, times=4).state is State.READY
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ from llmserve.contract.report import State
 from llmserve.plugin import Address
 from llmserve.plugins.roles import Frontend, Place
 from llmserve.server.find.launch import Launch, inherited_environment
-from llmserve.server.keep import watched_frontend
-from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
+from llmserve.server.keep import act
+from llmserve.server.keep.observe import FrontendTimes
+from llmserve.server.keep.reconciler import Reconciler
 from llmserve.server.run.frontend import RunningFrontend, start_frontend
 from llmserve.server.run.guard import LOCK, ZOMBIE, remove_leftovers, state_of
 from llmserve.server.run.process import GuardedProcess, make_scratch
@@ -140,16 +140,28 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningFrontend]]:
         running.stop(0.0)
 
 
-async def until_it_is_ready_again(frontend: WatchedFrontend, *, ask: bool) -> None:
-    # Its guard may report an end only after the requests of so short an interval have failed.
-    interval = 0.1 if ask else 60.0
-    requests = asyncio.create_task(frontend.ask(interval, timeout=0.5))
+async def kept_until(
+    running: RunningFrontend,
+    lines: list[str],
+    done: Callable[[Reconciler], object],
+    interval: float = 60.0,
+    patience: float = 60.0,
+) -> Reconciler:
+    """Keep a frontend, without any Triton, until something is so."""
+    times = FrontendTimes(interval, timeout=0.5, patience=patience)
+    one = Reconciler([], [], lines.append, [running], times=times)
     deadline = time.monotonic() + 30
-    while not frontend.restarts or frontend.state is not State.READY:
-        assert time.monotonic() < deadline
-        frontend.check(time.monotonic())
+    while not done(one):
+        assert time.monotonic() < deadline, lines
+        one.step()
         await asyncio.sleep(0.05)
-    requests.cancel()
+    await one.settle()
+    return one
+
+
+def is_ready_again(one: Reconciler) -> bool:
+    (report,) = one.frontend_reports()
+    return report.restarts > 0 and report.state is State.READY
 
 
 @pytest.mark.parametrize(
@@ -164,32 +176,31 @@ def test_a_frontend_that_hangs_or_ends_is_replaced_once(
     start: Callable[..., RunningFrontend], victim: str, number: int, why: str
 ) -> None:
     lines: list[str] = []
-    frontend = watched(start(), lines.append)
-    old = frontend.running.process.pid
+    running = start()
+    old = running.process.pid
     os.kill(old if victim == "frontend" else guard_of(old), number)
     began = time.monotonic()
-    asyncio.run(until_it_is_ready_again(frontend, ask=False))
+    # Its guard may report an end only after the requests of a short interval have failed.
+    one = asyncio.run(kept_until(running, lines, is_ready_again))
+    new = one.frontends[0].running
     try:
         assert time.monotonic() - began < 10
         assert f"test: restarting ({why})" in lines
-        assert frontend.restarts == 1
+        assert one.frontend_reports()[0].restarts == 1
         assert gone(old)
-        assert frontend.running.process.pid != old
-        assert frontend.running.reacts(5.0)
+        assert new.process.pid != old
+        assert new.reacts(5.0)
     finally:
-        frontend.running.stop(0.0)
+        new.stop(0.0)
 
 
 def test_a_frontend_that_hangs_is_replaced(start: Callable[..., RunningFrontend]) -> None:
     lines: list[str] = []
     hangs = HTTP.replace("self.send_response({status})", "import time; time.sleep(60)")
-    frontend = watched(start(hangs), lines.append)
-    asyncio.run(until_it_is_ready_again(frontend, ask=True))
-    try:
-        assert "test: suspect (no answer in 0.5 s)" in lines
-        assert "test: restarting (no answer in 0.5 s)" in lines
-    finally:
-        frontend.running.stop(0.0)
+    one = asyncio.run(kept_until(start(hangs), lines, is_ready_again, interval=0.1))
+    one.frontends[0].running.stop(0.0)
+    assert "test: suspect (no answer in 0.5 s)" in lines
+    assert "test: restarting (no answer in 0.5 s)" in lines
 
 
 # It computes for so many seconds before it answers the first request.
@@ -208,55 +219,21 @@ def test_a_frontend_that_has_much_to_do_is_not_taken_for_one_that_hangs(
     start: Callable[..., RunningFrontend],
 ) -> None:
     lines: list[str] = []
-    frontend = watched(start(BUSY.replace("SECONDS", "3")), lines.append)
-
-    async def until_it_answers() -> None:
-        requests = asyncio.create_task(frontend.ask(0.1, timeout=0.5))
-        deadline = time.monotonic() + 20
-        while "test: ready" not in lines:
-            assert time.monotonic() < deadline, lines
-            frontend.check(time.monotonic())
-            await asyncio.sleep(0.05)
-        requests.cancel()
-
-    asyncio.run(until_it_answers())
+    busy = start(BUSY.replace("SECONDS", "3"))
+    one = asyncio.run(kept_until(busy, lines, lambda _: "test: ready" in lines, interval=0.1))
     assert lines == ["test: suspect (no answer in 0.5 s, while it works)", "test: ready"]
-    assert frontend.restarts == 0
+    assert one.frontend_reports()[0].restarts == 0
 
 
 def test_a_frontend_that_only_works_is_replaced_at_last(
     start: Callable[..., RunningFrontend],
 ) -> None:
     lines: list[str] = []
-    frontend = watched(start(BUSY.replace("SECONDS", "60")), lines.append)
-
-    async def until_it_is_replaced() -> None:
-        requests = asyncio.create_task(frontend.ask(0.1, timeout=0.5, patience=2.0))
-        deadline = time.monotonic() + 20
-        while frontend.state is not State.RESTARTING:
-            assert time.monotonic() < deadline, lines
-            await asyncio.sleep(0.05)
-        requests.cancel()
-
-    asyncio.run(until_it_is_replaced())
+    last = "test: restarting (no answer in 0.5 s)"
+    busy = start(BUSY.replace("SECONDS", "60"))
+    asyncio.run(kept_until(busy, lines, lambda _: last in lines, interval=0.1, patience=2.0))
     assert lines[0] == "test: suspect (no answer in 0.5 s, while it works)"
-    assert lines[-1] == "test: restarting (no answer in 0.5 s)"
-
-
-def test_a_frontend_that_always_ends_is_started_again_for_ever(
-    start: Callable[..., RunningFrontend],
-) -> None:
-    """A `serve` whose gateway is down serves nobody, and no service manager sees that."""
-    frontend, now, waits = watched(start(), lambda _: None), 100.0, []
-    for _ in range(40):
-        frontend.died(now, "it ended")
-        assert frontend.state is State.RESTARTING
-        waits.append(frontend.restart_at - now)
-        now = frontend.restart_at + 3.0
-        frontend.loading(now)
-        frontend.loaded(now)
-    assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert waits[10:] == [60.0] * 30
+    assert lines[-1] == last
 
 
 def test_a_frontend_that_cannot_be_started_yet_is_tried_again(
@@ -264,23 +241,17 @@ def test_a_frontend_that_cannot_be_started_yet_is_tried_again(
 ) -> None:
     """Whatever the reason is; and a log that someone has deleted is none to end."""
     lines: list[str] = []
-    frontend = watched(start(), lines.append)
-    frontend.running.log_file.unlink()
-    frontend.running.stop(0.0)
+    running = start()
+    running.log_file.unlink()
+    running.stop(0.0)
 
     def fail(_: RunningFrontend) -> RunningFrontend:
         raise OSError("no space left")
 
-    async def until_it_is_tried() -> None:
-        deadline = time.monotonic() + 10
-        while "test: restarting (no space left)" not in lines:
-            assert time.monotonic() < deadline, lines
-            frontend.check(time.monotonic())
-            await asyncio.sleep(0.05)
-
-    monkeypatch.setattr(watched_frontend, "start_again", fail)
-    asyncio.run(until_it_is_tried())
-    assert frontend.running._last_line() == "its log is gone"
+    monkeypatch.setattr(act, "start_again", fail)
+    tried = "test: restarting (OSError: no space left)"
+    asyncio.run(kept_until(running, lines, lambda _: tried in lines))
+    assert running._last_line() == "its log is gone"
 
 
 def test_a_refusal_shows_that_a_frontend_does_not_hang(
@@ -294,8 +265,8 @@ def test_a_refusal_shows_that_a_frontend_does_not_hang(
 def test_a_frontend_without_a_path_to_ask_is_not_asked(
     start: Callable[..., RunningFrontend],
 ) -> None:
-    frontend = watched(start(health=""), lambda _: None)
-    os.kill(frontend.running.process.pid, signal.SIGSTOP)
-    with suppress(asyncio.TimeoutError):
-        asyncio.run(asyncio.wait_for(frontend.ask(interval=0.01, timeout=0.1), 1.0))
-    assert frontend.state is State.READY
+    lines: list[str] = []
+    silent = start(HTTP.replace("self.send_response({status})", "sys.exit()"), health="")
+    began = time.monotonic()
+    asyncio.run(kept_until(silent, lines, lambda _: time.monotonic() - began > 1.5, interval=0.1))
+    assert lines == []
