@@ -32,7 +32,7 @@ _CALL = {
 CONTENT: Mapping[str, Any] = {"anyOf": [STRING, {"type": "array", "items": _PART}]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Conversation:
     """Messages in the form that chat templates expect, and the images that they show."""
 

@@ -23,7 +23,7 @@ R = TypeVar("R", bound=AnyRequest)
 Truncate = Literal["ranking", "all", "none"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Models:
     """What requests are answered with."""
 
@@ -34,7 +34,7 @@ class Models:
     """Of which requests texts that are too long are cut, if they say nothing of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dialect(ABC, Generic[R]):
     """The request and response formats of one API."""
 

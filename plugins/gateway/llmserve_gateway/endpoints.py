@@ -40,7 +40,7 @@ Answer = Callable[[T, Request, "Key | None"], Awaitable[Response]]
 JSON, EVENT_STREAM, TEXT_PLAIN = "application/json", "text/event-stream", "text/plain"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Endpoint(Generic[T_co]):
     """A row: one path, and one method of HTTP there."""
 

@@ -27,7 +27,7 @@ TOKEN_IDS: Mapping[str, Any] = {
 _TOKENS = range(INT32 + 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Field(Generic[T_co]):
     """A row: one field of a body, whose value is of type ``T`` when it has been read."""
 
@@ -156,7 +156,7 @@ class Body:
                 yield from row.body.all_fields(f"{before}{name}.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reader(Generic[T_co]):
     """Reads requests: its body checks each field, and ``make`` what they mean together."""
 
@@ -171,7 +171,7 @@ class Reader(Generic[T_co]):
         return self.make(self.body.read(content))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Readers(Generic[T_co]):
     """Reads what several APIs send to one path, told apart by a field of the ``other``."""
 

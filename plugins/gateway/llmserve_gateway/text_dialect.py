@@ -40,7 +40,7 @@ class ResponseWriter(Protocol):
     def failure(self, error: ApiError) -> bytes: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TextDialect(Dialect[ParsedRequest]):
     """The request and response formats of an API for text."""
 
@@ -72,7 +72,7 @@ class TextDialect(Dialect[ParsedRequest]):
         return writer.usage, exchange.stream() if request.stream else exchange.whole()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Exchange:
     """A request to a model, with everything that is needed to respond to it."""
 

@@ -18,7 +18,7 @@ from llmserve_gateway.value_requests import ValueRequest
 from llmserve_gateway.values import ValueWriter, compute, cut_texts, input_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ValueDialect(Dialect[ValueRequest]):
     """The request and response formats of an API for values."""
 
