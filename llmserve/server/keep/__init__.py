@@ -1,1 +1,1 @@
-"""Keeps a Triton and its models alive: detects what has failed, restarts it, and reloads models."""
+"""Keeps Tritons, their models and frontends answering: it looks, decides, acts, and looks again."""

@@ -422,6 +422,18 @@ def test_processes_that_triton_forgets_are_ended_unless_they_work() -> None:
     assert any("its processes are ended" in line for line in world.lines)
 
 
+def test_no_process_of_a_triton_that_has_ended_is_waited_for_or_killed() -> None:
+    """Their numbers may be those of others by then."""
+    world = World("a", "b")
+    world.tritons[0].of("a").lingers = True
+    order = world.order("unload", "a")
+    world.run_until(lambda: world.dropped() == ["a"])
+    world.tritons[0].end()
+    assert world.outcome(order) == ""
+    assert world.killed() == []
+    assert world.tritons[0].started_with == [("b",)]
+
+
 def test_a_process_that_waits_for_what_triton_computes_is_ended_later() -> None:
     world = World("a", a=("q",))
     world.graphs.add("q")
