@@ -81,6 +81,12 @@ class OutputError(ConfigError):
     """The output folder contains something that a build must not touch."""
 
 
+class ShortageError(LLMServeError):
+    """A model that does not fit into this machine's memory; ``hint`` names what would."""
+
+    exit_code = 3
+
+
 class ServerError(LLMServeError):
     """A Triton that could not be found, started or kept alive."""
 

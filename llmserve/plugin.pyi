@@ -10,6 +10,7 @@ from llmserve.builder.causal import check_kind as check_kind
 from llmserve.builder.causal import place_causal_model as place_causal_model
 from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.causal import place_model as place_model
+from llmserve.builder.causal import place_needs as place_needs
 from llmserve.builder.checkpoint import open_checkpoint as open_checkpoint
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
@@ -75,6 +76,9 @@ from llmserve.plugins.roles import Place as Place
 from llmserve.plugins.roles import Recipe as Recipe
 from llmserve.plugins.roles import Tokenizer as Tokenizer
 from llmserve.plugins.roles import ToolParser as ToolParser
+from llmserve.plugins.size import ModelSize as ModelSize
+from llmserve.plugins.size import Needs as Needs
+from llmserve.plugins.size import loaded_type as loaded_type
 from llmserve.problems import Problem as Problem
 from llmserve.repository.check import check_repository as check_repository
 from llmserve.repository.config import ModelConfig as ModelConfig

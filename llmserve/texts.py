@@ -15,3 +15,12 @@ def printable(text: str) -> str:
     '\\x1b[31mred'
     """
     return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def in_gb(size: float) -> str:
+    """Return a size of memory in words.
+
+    >>> in_gb(15_230_000_000), in_gb(88_000_000)
+    ('15.2 GB', '88 MB')
+    """
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -16,12 +16,14 @@ from llmserve.errors import ConfigError, ModelSourceError, OptionError, UsageErr
 from llmserve.server import find_servers
 from llmserve_cli.building import (
     CONFIG,
+    FIT,
     NAME,
     PLUGIN,
     SET,
     build_file,
     build_flags,
     build_options,
+    may_change,
     with_suggestion,
 )
 from llmserve_cli.completion import model_sources
@@ -90,6 +92,7 @@ class Build(click.Command):
 @build_flags
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to every prompt.")
 @SET
+@FIT
 @click.option(
     "--force", is_flag=True, help="Overwrite a model that was edited, or not built by llmserve."
 )
@@ -111,6 +114,7 @@ def build(
     dtype: str | None,
     device: str | None,
     chat: bool,
+    fit: bool | None,
     as_json: bool,
     verbose: bool,
     config: Path | None,
@@ -131,6 +135,7 @@ def build(
         _build_config(ctx, config, force=spec_fields["force"])
         return
     with while_importing():
+        from llmserve.builder import fit as fitting
         from llmserve.builder.plan import suited_recipe
         from llmserve.commands import Status
         from llmserve.plugin import BuildSpec, Registry, build_spec
@@ -148,7 +153,11 @@ def build(
     raise_on_interrupt(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
         try:
-            result = build_spec(spec, registry=registry, report=status.update)
+            choice = fitting.fit(
+                spec, registry, serves=False, change=may_change(fit, chosen=True),
+                report=status.update,
+            )  # fmt: skip
+            result = build_spec(choice.spec, registry=registry, report=status.update)
         except ModelSourceError as error:
             raise with_suggestion(error, spec.model) from None
     if as_json:

@@ -40,6 +40,11 @@ CONFIG = click.option(
     metavar="FILE",
     help="Read models and options from this file; see docs/reference/llmserve.toml.md.",
 )
+FIT = click.option(
+    "--fit/--no-fit",
+    default=None,
+    help="If it does not fit into this machine, build it so that it does, or nevertheless.",
+)
 _FLAGS = (
     click.option("--tokenizer", shell_complete=component_names, help="Use this tokenizer."),
     click.option("--generator", shell_complete=component_names, help="Use this generator."),
@@ -84,10 +89,14 @@ def build_stored(
     plugin: str | None,
     assignments: Sequence[str] = (),
     force: bool = False,
+    fit: bool | None = None,
     components: Mapping[str, Any] | None = None,
     **flags: object,
 ) -> StoredModel:
-    """Return a model of the store; it is built if it is not there, or not from the same."""
+    """Return a model of the store; it is built if it is not there, or not from the same.
+
+    If neither a plugin nor an option is asked for, it is built so that it fits into this machine.
+    """
     with while_importing():
         from llmserve.plugin import BuildSpec, Registry, Store
 
@@ -95,7 +104,15 @@ def build_stored(
         raise UsageError("--name is empty", hint="give a name, or leave it out")
     options = build_options(assignments, flags)
     spec = BuildSpec(plugin or "", model, name, **(components or {}), options=options, force=force)
-    return _build(spec, Store(), Registry.load())
+    chosen = bool(plugin or options or any((components or {}).values()))
+    return _build(spec, Store(), Registry.load(), change=may_change(fit, chosen=chosen))
+
+
+def may_change(fit: bool | None, *, chosen: bool) -> bool | None:
+    """Return what ``--fit`` and ``--no-fit`` mean for :func:`llmserve.builder.fit.fit`."""
+    if fit is None:
+        return not chosen
+    return True if fit else None
 
 
 def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
@@ -107,20 +124,22 @@ def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
     stored = []
     for name, spec in file.models.items():
         try:
-            stored.append(_build(replace(spec, force=force), store, registry))
+            stored.append(_build(replace(spec, force=force), store, registry, change=False))
         except LLMServeError as error:
             error.args = (f"{file.path}: models.{name}: {error}",)
             raise
     return stored
 
 
-def _build(spec: BuildSpec, store: Store, registry: Registry) -> StoredModel:
+def _build(
+    spec: BuildSpec, store: Store, registry: Registry, *, change: bool | None
+) -> StoredModel:
     from llmserve.commands import Status
 
     raise_on_interrupt(signal.SIGTERM)
     with Status(f"preparing {spec.name or spec.model}") as status:
         try:
-            stored = store.build(spec, registry, report=status.update)
+            stored = store.build(spec, registry, report=status.update, change=change)
         except ModelSourceError as error:
             raise with_suggestion(error, spec.model) from None
     if stored.is_new:

@@ -22,11 +22,17 @@ def check(repository: Path, as_json: bool) -> int:
     \b
     llmserve check model_repository
     """
-    from llmserve.plugin import check_repository
+    from llmserve.plugin import Registry, check_repository
     from llmserve.repository.publish import recover
+    from llmserve.repository.repository import Repository
+    from llmserve.server.run.machine import too_large
 
     recover(repository)
-    problems = check_repository(repository)
+    registry = Registry.load()
+    problems = check_repository(repository, registry)
+    if repository.is_dir():
+        found = (too_large(model, registry) for model in Repository.open(repository))
+        problems += filter(None, found)
     if as_json:
         print_json([_as_json(problem) for problem in problems])
     else:

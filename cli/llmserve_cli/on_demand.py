@@ -99,9 +99,9 @@ def take_on_demand(ctx: click.Context, options: dict[str, Any]) -> OnDemand | No
 
 def limited(on_demand: OnDemand) -> OnDemand:
     """Return the settings with a limit: what the machine has, if the user has given none."""
-    from llmserve.server.run.machine import memory
+    from llmserve.hardware import memory
 
-    free = memory()[0] * _SHARE_OF_FREE
+    free = memory().free * _SHARE_OF_FREE
     if on_demand.max_loaded or on_demand.memory or free == float("inf"):
         return on_demand
     click.echo(f"llmserve: note: the models may take {free / _GB:.1f} GB together (--memory)",

@@ -12,7 +12,7 @@ import click
 from llmserve.errors import ServerError, UsageError
 from llmserve.runtime.contract import GENERATE, task_of
 from llmserve.server import find_servers
-from llmserve_cli.building import NAME, PLUGIN, SET, build_flags, build_stored
+from llmserve_cli.building import FIT, NAME, PLUGIN, SET, build_flags, build_stored
 from llmserve_cli.chat import SYSTEM, note, talk
 from llmserve_cli.completion import what_to_serve
 from llmserve_cli.interrupts import while_importing
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @NAME
 @build_flags
 @SET
+@FIT
 @click.option("--force", is_flag=True, help="Build it again, also if nothing has changed.")
 @SYSTEM
 @request_option("max_tokens", ours=True)
@@ -57,6 +58,7 @@ def run(
     max_batch_size: int | None,
     dtype: str | None,
     device: str | None,
+    fit: bool | None,
     force: bool,
     system: str,
     runtime: str,
@@ -83,7 +85,7 @@ def run(
     """
     _refuse_unanswerable(prompt, serve_only)
     stored = build_stored(
-        model, name=name, plugin=plugin, assignments=assignments, force=force,
+        model, name=name, plugin=plugin, assignments=assignments, fit=fit, force=force,
         components={
             "tokenizer": tokenizer, "generator": generator, "batching": batching,
             "formatter": formatter,

@@ -15,7 +15,7 @@ from llmserve.commands import built_models, printable
 from llmserve.errors import LLMServeError, ServerError, UsageError
 from llmserve.plugin import FileCommand, Problem
 from llmserve.server import REPOSITORY_FOLDER, find_servers
-from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
+from llmserve_cli.building import CONFIG, FIT, NAME, PLUGIN, SET
 from llmserve_cli.completion import what_to_serve
 from llmserve_cli.on_demand import (
     Amount,
@@ -27,7 +27,7 @@ from llmserve_cli.on_demand import (
     take_on_demand,
 )
 from llmserve_cli.openness import host_of_triton, reach, refuse_unused
-from llmserve_cli.served import options_of, served_repository
+from llmserve_cli.served import Asked, options_of, served_repository
 from llmserve_cli.triton_flags import TRITON_FLAG, triton_arguments
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def _existing_keys(ctx: click.Context, param: click.Parameter, value: Path | Non
 @PLUGIN
 @NAME
 @SET
+@FIT
 @RUNTIME
 @click.option(
     "--host",
@@ -150,6 +151,7 @@ def serve(
     plugin: str | None,
     name: str | None,
     assignments: tuple[str, ...],
+    fit: bool | None,
     models: tuple[str, ...],
     host: str,
     open_triton: bool,
@@ -166,8 +168,8 @@ def serve(
     """Serve a model repository with Triton.
 
     A model that is given instead is built first, unless it was before: a folder, a GGUF file, an
-    id on the Hugging Face hub, or a name that `llmserve list` shows. --plugin, --name and --set are
-    for that.
+    id on the Hugging Face hub, or a name that `llmserve list` shows. --plugin, --name, --set and
+    --fit are for that.
 
     llmserve.toml in the current folder, or --config, may say all of it: models, which are built if
     needed, and options.
@@ -196,7 +198,9 @@ def serve(
     from llmserve_cli.interrupts import raise_on_interrupt
 
     del config
-    repository, models = served_repository(ctx, served, models, plugin, name, assignments)
+    repository, models = served_repository(
+        ctx, served, models, Asked(plugin, name, assignments, fit)
+    )
     recover(repository)
     found = Repository.open(repository)
     on_demand = take_on_demand(ctx, server_options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,19 @@ from llmserve_cli.building import build_file, build_stored
 
 if TYPE_CHECKING:
     from llmserve.plugin import ServerFile
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a model that ``serve`` is given is to be built; it is false if nothing is said."""
+
+    plugin: str | None = None
+    name: str | None = None
+    assignments: tuple[str, ...] = ()
+    fit: bool | None = None
+
+    def __bool__(self) -> bool:
+        return self != Asked()
 
 
 GATEWAY_OPTIONS = {
@@ -35,39 +49,35 @@ def served_repository(
     ctx: click.Context,
     served: str,
     models: tuple[str, ...],
-    plugin: str | None,
-    name: str | None,
-    assignments: tuple[str, ...],
+    asked: Asked,
 ) -> tuple[Path, tuple[str, ...]]:
     """Return the repository to serve and which of its models to load; build what is missing."""
     if (file := server_file_of(ctx)) is not None:
-        return _built_of_file(file, models, plugin or name or assignments)
-    return _built_or_given(served, plugin, name, assignments), models
+        return _built_of_file(file, models, asked)
+    return _built_or_given(served, asked), models
 
 
 def _built_of_file(
-    file: ServerFile, models: tuple[str, ...], has_options: object
+    file: ServerFile, models: tuple[str, ...], asked: Asked
 ) -> tuple[Path, tuple[str, ...]]:
     """Return the repository of a file, whose models are built if needed, and which to load."""
-    if has_options:
+    if asked:
         raise UsageError(
-            "--plugin, --name and --set are for a model that is built",
+            "--plugin, --name, --set and --fit are for a model that is built",
             hint=f"write them into {file.path}",
         )
     build_file(file)
     return file.repository, models or tuple(file.models)
 
 
-def _built_or_given(
-    served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
-) -> Path:
+def _built_or_given(served: str, asked: Asked) -> Path:
     """Return the repository to serve; one of its own for a model, which is built if needed."""
     meaning, path = meaning_of(served), Path(served)
     is_model = meaning == "files"
     if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):
-        if plugin or name or assignments:
+        if asked:
             raise UsageError(
-                "--plugin, --name and --set are for a model that is built",
+                "--plugin, --name, --set and --fit are for a model that is built",
                 hint=f"{served} is a repository: leave them out",
             )
         _refuse_other(path)
@@ -77,7 +87,10 @@ def _built_or_given(
         if not meaning:
             return path
     try:
-        return build_stored(served, name=name, plugin=plugin, assignments=assignments).repository
+        return build_stored(
+            served, name=asked.name, plugin=asked.plugin, assignments=asked.assignments,
+            fit=asked.fit,
+        ).repository  # fmt: skip
     except ModelSourceError as error:
         # Neither can be a repository, and the build says what is wrong with it.
         if meaning in ("files", "model"):

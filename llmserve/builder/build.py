@@ -21,6 +21,7 @@ from llmserve.builder.plan import (
     make_plan,
     needed_packages,
 )
+from llmserve.builder.size import size_in
 from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
@@ -297,9 +298,18 @@ def _draft(
         image=container.image if container else "",
         brought=sorted(container.brings) if container else (),
         triton=container.triton if container else "",
+        size=_size(plan, context),
     )
     client = "" if part_of else client_script(plan.recipe.client)
     return Draft(context.folder.parent, context.config, manifest, client)
+
+
+def _size(plan: Plan, context: BuildContext) -> dict[str, Any]:
+    """Return what decides how much memory the model takes, if its generator says how much."""
+    if plan.generator.needs is None or context.source.path.is_file():
+        return {}
+    found = size_in(context.source.path, plan.generator.weights)
+    return replace(found, is_on_hub=bool(context.source.repo_id)).content() if found else {}
 
 
 def _pythons(packages: Iterable[str]) -> dict[str, str]:

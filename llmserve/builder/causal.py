@@ -12,7 +12,8 @@ from llmserve.builder.source_files import check_intact, check_links, weight_file
 from llmserve.builder.weights.check import check_weights
 from llmserve.contract.tasks import CLASSIFY, EMBED, GENERATE, RERANK
 from llmserve.errors import ModelKindError, ModelSourceError, OptionError
-from llmserve.plugins.options import Option
+from llmserve.plugins.options import Option, Value
+from llmserve.plugins.size import BYTES, ModelSize, Needs, is_for_gpu, loaded_type
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -83,6 +84,38 @@ def place_model(context: BuildContext) -> dict[str, Any]:
         "dtype": options["dtype"],
         "pickle": pickle,
     }
+
+
+_OF_TORCH = 410_000_000
+"""What a process takes that has imported torch and transformers (measured)."""
+_OF_BUILD = 350_000_000
+"""What a build takes that copies the weights, and compares their names (measured)."""
+
+
+def place_needs(
+    size: ModelSize, options: Mapping[str, Value], *, tokens: int = 0, process: int = _OF_TORCH
+) -> Needs:
+    """Return what a model takes that ``place_model`` has placed, with a cache of ``tokens``.
+
+    Its weights are widened where the processor computes in float32.
+    """
+    on_gpu = is_for_gpu(str(options["device"]))
+    dtype = loaded_type(size, str(options["dtype"]), on_gpu=on_gpu)
+    cache = tokens * size.cache * BYTES[dtype]
+    is_copied = options["weights"] == "copy" or (
+        options["weights"] == "auto" and not size.is_on_hub
+    )
+    return Needs(
+        build=_OF_BUILD,
+        disk=size.bytes if is_copied else 0,
+        process=process,
+        weights=size.parameters * BYTES[dtype],
+        cache=cache,
+        instances=int(options["instances"]),
+        on_gpu=on_gpu,
+        cached=f"a cache of {tokens} tokens" if cache else "",
+        instead=({"dtype": "bfloat16"},) if dtype == "float32" else (),
+    )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from llmserve.errors import (
     PluginError,
     reason,
 )
+from llmserve.hardware import has_gpu
 from llmserve.names import check_model_name, closest, model_name_from, near, normal
 from llmserve.packages import install_command
 from llmserve.plugins.options import Option, Value, renamed_values, resolve
@@ -244,17 +245,23 @@ def _own(component: Component) -> frozenset[str]:
 
 def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
     """Return the default recipe and the reason; ``auto`` is this machine's device."""
+    suited, kind = suited_recipes(registry, device)
+    others = "".join(f", before {recipe.name}" for recipe in suited[1:])
+    return suited[0], f"first choice for {kind}{others}"
+
+
+def suited_recipes(registry: Registry, device: str) -> tuple[list[Recipe], str]:
+    """Return the recipes for a device, the best one first, and the kind of the device."""
     kind = device.partition(":")[0].replace("balanced", "cuda")
     if kind not in ("cpu", "cuda"):
-        kind = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+        kind = "cuda" if has_gpu() else "cpu"
     suited = sorted(
         (recipe for recipe in registry.all(Recipe) if kind in recipe.suits),
         key=lambda recipe: (-recipe.suits[kind], recipe.name),
     )
     if not suited:
         raise PluginError(f"no installed plugin suits {kind}", hint="name one with --plugin")
-    others = "".join(f", before {recipe.name}" for recipe in suited[1:])
-    return suited[0], f"first choice for {kind}{others}"
+    return suited, kind
 
 
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:

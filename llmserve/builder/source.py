@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,6 +341,36 @@ def newest_commit(repo_id: str, *, revision: str = "") -> str | None:
         return None
     commit: str | None = info.sha
     return commit
+
+
+def hub_listing(
+    model: str, *, revision: str = ""
+) -> tuple[str, Mapping[str, int], Mapping[str, Any]] | None:
+    """Return what the hub has of a model, without its files; None if it does not answer at once.
+
+    That is the GGUF file that the name means, if any, the size of each file, and ``config.json``.
+    """
+    named = _HUB_FILE.fullmatch(model)
+    if not named and not _HUB_ID.fullmatch(model):
+        return None
+    repo_id, file = (named["id"], named["file"]) if named else (model, "")
+    try:
+        from huggingface_hub import HfApi, hf_hub_download
+
+        chosen: dict[str, Any] = {"revision": revision or None}
+        info = HfApi(token=_token()).model_info(
+            repo_id, files_metadata=True, timeout=_LOOKUP, **chosen
+        )
+        sizes = {each.rfilename: int(each.size or 0) for each in info.siblings or ()}
+        if file or "config.json" not in sizes:
+            return (file, sizes, {}) if file in sizes else None
+        path = hf_hub_download(
+            repo_id, "config.json", token=_token(), etag_timeout=_LOOKUP, **chosen
+        )
+        return file, sizes, read_object(Path(path))
+    except Exception:
+        # As below: then nothing is known before it is downloaded.
+        return None
 
 
 def _token() -> str | Literal[False]:

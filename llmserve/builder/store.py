@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.build import build_spec
+from llmserve.builder.fit import fit
 from llmserve.builder.home import home, make_private
 from llmserve.builder.plan import (
     BuildSpec,
@@ -54,6 +55,8 @@ class Record:
     built: float = 0.0
     failed: str = ""
     """Why it could not be served when that was last tried."""
+    fitted: Mapping[str, Any] = field(default_factory=dict)
+    """The options, and the plugin, that were chosen for it to fit into this machine."""
 
     @classmethod
     def of(cls, spec: BuildSpec) -> Record:
@@ -133,21 +136,24 @@ class Store:
         registry: Registry,
         *,
         report: Callable[[str], None] = lambda _: None,
+        change: bool | None = False,
     ) -> StoredModel:
         """Return a model, built now unless the same one was built before.
 
         If the spec names no plugin, the best one for its device is used. Its ``force`` builds the
-        model in any case, also if the files of the one before were edited.
+        model in any case, also if the files of the one before were edited. ``change`` is what
+        :func:`~llmserve.builder.fit.fit` may do for it to fit into this machine.
         """
         spec = self._located(self._recalled(spec))
         record, why = Record.of(spec), ""
-        if not spec.plugin:
-            recipe, why = suited_recipe(registry, str(spec.options.get("device", "auto")))
-            spec = replace(spec, plugin=recipe.name)
-        plan = make_plan(spec, registry)
         name = spec.model_name
         with self._locked(name, report):
             kept, update = self.find(name), ""
+            fitted = _fitted(record, kept)
+            if not spec.plugin:
+                recipe, why = suited_recipe(registry, str(spec.options.get("device", "auto")))
+                spec = replace(spec, plugin=recipe.name)
+            plan = make_plan(_with(spec, fitted), registry)
             if kept and not spec.force:
                 if self._repository is None:
                     _refuse_other(kept, record)
@@ -158,8 +164,10 @@ class Store:
                     report(update)
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
+            choice = fit(spec, registry, serves=True, change=change, report=report)
+            record = replace(record, fitted=choice.chosen())
             try:
-                built = build_spec(spec, registry=registry, report=report)
+                built = build_spec(choice.spec, registry=registry, report=report)
             except ModelSourceError as error:
                 if not (kept and update):
                     raise
@@ -256,6 +264,23 @@ class Store:
             yield
         finally:
             os.close(handle)
+
+
+def _fitted(record: Record, kept: StoredModel | None) -> Mapping[str, Any]:
+    """Return what was chosen when the same was built before.
+
+    Otherwise whatever is free at the moment would decide whether it is built again.
+    """
+    mine = kept.record if kept else None
+    facts = (record.model, record.plugin, record.components, record.options)
+    is_same = mine and facts == (mine.model, mine.plugin, mine.components, mine.options)
+    return mine.fitted if mine and is_same else {}
+
+
+def _with(spec: BuildSpec, fitted: Mapping[str, Any]) -> BuildSpec:
+    options = {name: value for name, value in fitted.items() if name != "plugin"}
+    plugin = str(fitted.get("plugin", spec.plugin))
+    return replace(spec, plugin=plugin, options={**spec.options, **options})
 
 
 def _update_of(kept: StoredModel, revision: str) -> str:

@@ -20,6 +20,7 @@ from llmserve.contract.tasks import GENERATE, TOKENS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.plugins.options import Option, Value
+from llmserve.plugins.size import ModelSize, Needs
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Prepare = Callable[["BuildContext"], Mapping[str, Any]]
 """Writes the runtime class's files and returns its settings (JSON)."""
 Assemble = Callable[["Assembly"], None]
+Need = Callable[[ModelSize, Mapping[str, Value]], Needs]
+"""Returns what a model of a size takes with the options of a build."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,8 @@ class Generator(Component):
     in ``weights``; a file matches one itself.
     ``architectures`` are ends of the names of models' classes, such as ``ForTokenClassification``:
     a build that refuses such a model names the recipes with this generator.
+    ``needs`` says how much memory and disk a model takes, from its size and the options of the
+    build: what does not fit is then refused before anything is loaded.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
     answers. ``answers`` is what it answers with: ``"tokens"``, or a value for each prompt, such as
@@ -100,6 +105,7 @@ class Generator(Component):
     constrains: bool = False
     answers: str = TOKENS
     architectures: tuple[str, ...] = ()
+    needs: Need | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,8 @@ class Manifest:
     """The versions of Python that packages ask for, if those exclude one in Triton's images."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
+    size: Mapping[str, Any] = field(default_factory=dict)
+    """What decides how much memory it takes: the fields of ``ModelSize``."""
 
     @property
     def task(self) -> str:

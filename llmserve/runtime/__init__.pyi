@@ -1,3 +1,4 @@
+from llmserve.hardware import memory as memory
 from llmserve.runtime.answer.compiling import Compiler as Compiler
 from llmserve.runtime.answer.constrained import FormConstraint as FormConstraint
 from llmserve.runtime.answer.constrained import form_of as form_of

@@ -56,8 +56,9 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "errors", "lazy", "names", "packages", "plugins.registry", "plugins.roles",
-    "problems", "repository", "repository.check", "repository.repository",
+    "client", "errors", "hardware", "lazy", "names", "packages", "plugins.registry",
+    "plugins.roles", "problems", "repository", "repository.check", "repository.needs",
+    "repository.repository",
 }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ SERVER = {
     [
         ("", None, None),
         ("contract", set(), {*sys.stdlib_module_names}),
-        ("runtime", {"lazy"}, OUTSIDE),
+        ("runtime", {"hardware", "lazy"}, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
         ("client", {"errors", "lazy", "plugins.registry", "plugins.roles"}, None),
         ("server", SERVER, None),

@@ -14,7 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from llmserve.hardware import gpu_memory, has_gpu, memory
+from llmserve.plugins.registry import Registry
 from llmserve.problems import Problem
+from llmserve.repository.needs import needs_of, smaller
 from llmserve.repository.repository import Model
 from llmserve.server.run.process import scratch_folder
 from llmserve.server.settings import ServerSettings
@@ -32,7 +35,7 @@ _MB = 1 << 20
 
 def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]:
     """Return the resources that a server lacks; ``root`` is the system's root folder."""
-    models = _served(settings)
+    models, registry = _served(settings), Registry.load()
     count = sum(map(_processes_of, models)) * settings.replicas
     if settings.runtime == "embedded":
         # Stand-ins do what this Triton has no backends for.
@@ -74,8 +77,8 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]
         "ulimit -u 4096, or a container with a higher --pids-limit",
     )
     require(
-        sum(map(expected_memory, models)) * settings.replicas / _MB,
-        memory(root)[1] / _MB,
+        sum(expected_memory(model, registry) for model in models) * settings.replicas / _MB,
+        memory(root).total / _MB,
         "there are {available} MB of memory in all, and the models need {needed}",
         "serve fewer with --model, or build them smaller",
     )
@@ -84,31 +87,49 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]
 
 def note_of_memory(settings: ServerSettings, root: Path = Path("/")) -> str | None:
     """Return a note if models need more memory than is free; other programs may yet free some."""
-    models = {m.name: expected_memory(m) * settings.replicas / _MB for m in _served(settings)}
-    free = memory(root)[0] / _MB
-    if (needed := sum(models.values())) <= free:
+    served, registry = {model.name: model for model in _served(settings)}, Registry.load()
+    needs = {
+        name: needed_memory(model, registry) * settings.replicas for name, model in served.items()
+    }
+    free = memory(root).free
+    if (needed := sum(needs.values())) <= free:
         return None
-    largest = max(models, key=lambda name: models[name])
+    largest = max(needs, key=lambda name: needs[name])
+    others = needed - needs[largest]
+    instead = _instead(served[largest], registry, (free - others) / settings.replicas)
     return (
-        f"the models need {needed:.0f} MB of memory or more ({largest} {models[largest]:.0f}), and "
-        f"{free:.0f} are free: serve fewer with --model"
+        f"the models need {needed / _MB:.0f} MB of memory or more ({largest} "
+        f"{needs[largest] / _MB:.0f}), and {free / _MB:.0f} are free: serve fewer with --model"
+        f"{', or ' + instead if instead else ''}"
     )
 
 
-def memory(root: Path = Path("/")) -> tuple[float, float]:
-    """Return the free and the total memory of this machine or this container."""
-    free, total = float("inf"), float("inf")
-    with suppress(OSError, ValueError, KeyError):
-        table = dict(line.split(":") for line in _read(root / "proc/meminfo").splitlines())
-        free, total = (int(table[key].split()[0]) * 1024.0 for key in ("MemAvailable", "MemTotal"))
-    group = root / "sys/fs/cgroup"
-    with suppress(OSError, ValueError):
-        limit, used = (float(_read(group / f"memory.{name}")) for name in ("max", "current"))
-        stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-        # The kernel reclaims cached file contents on demand.
-        free = min(free, limit - used + float(stat.get("inactive_file", 0)))
-        total = min(total, limit)
-    return free, total
+def too_large(model: Model, registry: Registry, root: Path = Path("/")) -> Problem | None:
+    """Return that a model needs more memory than is free, and what would need less."""
+    needed, free = needed_memory(model, registry), memory(root).free
+    needs = needs_of(model, registry)
+    of_gpu, on_gpu = (needs.of_gpu if needs else 0), gpu_memory() if has_gpu(root) else None
+    what = "GB of memory"
+    if on_gpu and of_gpu > on_gpu.free:
+        needed, free, what = of_gpu, on_gpu.free, "GB of a GPU's memory"
+    if needed <= free:
+        return None
+    return Problem(
+        model.name,
+        f"it needs {needed / 1e9:.1f} {what}, and {free / 1e9:.1f} are free",
+        _instead(model, registry, free) or "serve it on a larger machine",
+        fatal=False,
+        code="server",
+    )
+
+
+def _instead(model: Model, registry: Registry, free: float) -> str:
+    """Say how to build a model so that it fits, "" if no option makes it so."""
+    for each in smaller(model, registry):
+        needed = each.needs.of_gpu or each.needs.served
+        if needed <= free:
+            return f"build {model.name} with {each}, which needs {needed / 1e9:.1f} GB"
+    return ""
 
 
 def resources() -> str:
@@ -116,15 +137,15 @@ def resources() -> str:
 
     It is for who looks for the reason of an end that has none.
     """
-    free, total = (value / _MB for value in memory())
+    found = memory()
     busy, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     return (
         f"{busy:.1f} processes want the {processors} processors, "
-        f"and {free:.0f} of {total:.0f} MB of memory are free"
+        f"and {found.free / _MB:.0f} of {found.total / _MB:.0f} MB of memory are free"
     )
 
 
-def expected_memory(model: Model) -> int:
+def expected_memory(model: Model, registry: Registry | None = None) -> int:
     """Estimate the memory of a model, with all of its processes; it may need more.
 
     Of one that llmserve did not build, only the number of its processes is known. What Triton
@@ -135,8 +156,14 @@ def expected_memory(model: Model) -> int:
     with suppress(OSError):
         if model.runs_in_triton:
             return _memory_of_graph(model)
-        return _memory_of_process(model) * _processes_of(model)
+        return _memory_of_process(model, registry or Registry.load()) * _processes_of(model)
     return 0
+
+
+def needed_memory(model: Model, registry: Registry) -> int:
+    """Return what a model needs to do all that it says it does, such as a whole context."""
+    needs = needs_of(model, registry)
+    return max(expected_memory(model, registry), needs.served if needs else 0)
 
 
 def _processes_of(model: Model) -> int:
@@ -156,18 +183,20 @@ def _memory_of_graph(model: Model) -> int:
     groups = model.config.instance_group if model.config else ()
     is_on_cpu = groups and all(group.kind == group.KIND_CPU for group in groups)
     # TensorRT-LLM's own models say that as well, with an engine in their folder.
-    if not (is_on_cpu and model.manifest) and Path("/dev/nvidiactl").exists():
+    if not (is_on_cpu and model.manifest) and has_gpu():
         return 0
     return _size(model.last_version)
 
 
-def _memory_of_process(model: Model) -> int:
+def _memory_of_process(model: Model, registry: Registry) -> int:
     engine = model.manifest.components.get("generator") if model.manifest else None
     if not engine:
         return _MEMORY_OF_PROCESS
     engine_settings: Mapping[str, Any] = engine["settings"]
     base = _MEMORY_OF_PROCESS + _MEMORY_OF_ENGINE
-    if engine_settings.get("device") != "cpu" and Path("/dev/nvidiactl").exists():
+    if needs := needs_of(model, registry):
+        return base + (0 if needs.on_gpu else needs.weights)
+    if engine_settings.get("device") != "cpu" and has_gpu():
         return base
     weights = model.folder / "1" / engine_settings.get("path", "")
     size = _size(weights)

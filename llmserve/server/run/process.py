@@ -19,9 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmserve.errors import ServerError
+from llmserve.hardware import MemoryKills
 from llmserve.server.find.launch import Launch
 from llmserve.server.run import guard
-from llmserve.server.run.ends import End, MemoryKills
+from llmserve.server.run.ends import End
 from llmserve.server.run.guard import (
     LOCK,
     ZOMBIE,

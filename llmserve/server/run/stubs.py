@@ -13,8 +13,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from llmserve.hardware import MemoryKills
 from llmserve.server.run.activity import Stops, processor_time
-from llmserve.server.run.ends import End, MemoryKills
+from llmserve.server.run.ends import End
 from llmserve.server.run.guard import ZOMBIE, members, state_of
 from llmserve.server.workarounds import waited_for
 

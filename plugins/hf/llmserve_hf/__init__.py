@@ -9,10 +9,14 @@ from llmserve.plugin import (
     PLACEMENT_OPTIONS,
     BuildContext,
     Generator,
+    ModelSize,
+    Needs,
     Recipe,
+    Value,
     contract,
     hookimpl,
     place_causal_model,
+    place_needs,
 )
 from llmserve_hf.layout import LAYOUT_OPTION, apply_layout
 
@@ -25,6 +29,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="AutoModelForCausalLM and its generate(), on CPU or GPU",
             runtime="llmserve_hf.generator:TransformersGenerator",
             prepare=_prepare_generator,
+            needs=_needs,
             inputs=(
                 *contract.SAMPLING,
                 contract.LOGIT_BIAS,
@@ -59,3 +64,7 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     settings = place_causal_model(context)
     apply_layout(context.config, str(context.options["layout"]))
     return settings
+
+
+def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    return place_needs(size, options, tokens=size.context)

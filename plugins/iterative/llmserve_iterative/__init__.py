@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmserve.plugin import (
@@ -11,12 +12,16 @@ from llmserve.plugin import (
     Batching,
     BuildContext,
     Generator,
+    ModelSize,
+    Needs,
     Option,
     Recipe,
+    Value,
     contract,
     draft_context,
     hookimpl,
     place_causal_model,
+    place_needs,
     weight_files,
 )
 
@@ -38,6 +43,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_iterative.generator:StepwiseGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
+            needs=_needs,
             inputs=contract.ENGINE_OPTIONS,
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
@@ -134,3 +140,21 @@ def _prepare_batching(context: BuildContext) -> Mapping[str, Any]:
     number.kind = number.CONTROL_SEQUENCE_CORRID
     number.data_type = TYPE_UINT64
     return {"burst_ms": context.options["burst_ms"], "idle_seconds": idle_seconds}
+
+
+def cache_tokens(context: int, sequences: int) -> int:
+    """Return how many tokens the cache is for if the build does not say."""
+    return max(4 * context, sequences * context // 4)
+
+
+def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    """Return what it takes: on a GPU the whole cache, on a CPU what one context needs of it."""
+    context = size.context or 2048
+    sequences = int(options.get("max_batch_size") or 32)
+    tokens = int(options["cache_tokens"]) or cache_tokens(context, sequences)
+    needs = place_needs(size, options)
+    if not needs.on_gpu:
+        tokens = min(tokens, context)
+    needs = place_needs(size, options, tokens=tokens)
+    smaller = tuple({"cache_tokens": each} for each in (65536, 16384, 4096) if each < tokens)
+    return replace(needs, instead=(*smaller[:-1], *needs.instead, *smaller[-1:]))

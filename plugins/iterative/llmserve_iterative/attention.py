@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -37,15 +39,26 @@ class Store:
     def write(self, layer: int, rows: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values ``[heads, tokens, width]`` to their rows; return the layer's."""
         if layer not in self._layers:
-            # Zeros, not uninitialized memory: a kernel may multiply masked values by zero.
             keys, values = (
-                part.new_zeros((self._rows, len(part), part.shape[2]), dtype=self._dtype)
+                _zeros((self._rows, len(part), part.shape[2]), self._dtype, part.device)
                 for part in new
             )
             self._layers[layer] = keys, values
         for stored, part in zip(self._layers[layer], new, strict=True):
             stored.index_copy_(0, rows, part.transpose(0, 1).to(self._dtype))
         return self._layers[layer]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros, not uninitialized memory: a kernel may multiply masked values by zero.
+
+    On a CPU, the operating system gives memory to a page when it is first written; torch would
+    write all of them.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
 
 
 class Tokens:

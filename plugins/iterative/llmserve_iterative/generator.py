@@ -19,6 +19,7 @@ from llmserve.runtime import (
     run_batch,
 )
 from llmserve.runtime.causal import context_length, eos_ids, load, original_length, try_imports
+from llmserve_iterative import cache_tokens
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class StepwiseGenerator:
         from llmserve_iterative.runner import make_runner
 
         context = self.context_length or 2048
-        tokens = max(4 * context, self._settings["max_sequences"] * context // 4)
+        tokens = cache_tokens(context, self._settings["max_sequences"])
         return make_runner(model, self._settings["cache_tokens"] or tokens)
 
     def _make_guesser(self) -> Guesser | None:

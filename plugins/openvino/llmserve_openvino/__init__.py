@@ -10,8 +10,11 @@ from llmserve.plugin import (
     GUESS_OPTIONS,
     BuildContext,
     Generator,
+    ModelSize,
+    Needs,
     Option,
     Recipe,
+    Value,
     contract,
     hookimpl,
 )
@@ -27,6 +30,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             weights=("*.safetensors", "openvino_model.xml", "openvino_model.bin"),
             prepare=_prepare_generator,
+            needs=_needs,
             inputs=contract.ENGINE_OPTIONS,
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
@@ -102,3 +106,9 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     from llmserve_openvino.prepare import prepare
 
     return prepare(context)
+
+
+def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    from llmserve_openvino.needs import needs
+
+    return needs(size, options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.plugin import IncompatibleError
-from llmserve.runtime import ArrayLogits, Chunk
+from llmserve.runtime import ArrayLogits, Chunk, memory
 from llmserve_openvino.library import openvino as ov
 from llmserve_openvino.workarounds import use_paged_attention
 
@@ -59,7 +57,7 @@ class OpenVinoRunner:
             int(np.prod(shape)) * port.element_type.size
             for shape, port in zip(shapes, ports, strict=True)
         )
-        limit = cache_bytes or _available_memory() // 2
+        limit = cache_bytes or int(memory().free // 2)
         pages = min(-(-cache_tokens // PAGE_SIZE), limit // page_bytes)
         if cache_bytes:
             pages = cache_bytes // page_bytes
@@ -179,16 +177,3 @@ def _zeros(count: int) -> Any:
     memory = np.zeros(count + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
     return memory[first : first + count]
-
-
-def _available_memory() -> int:
-    """Return the bytes of memory that this process may still take."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    facts = Path("/proc/meminfo").read_text(encoding="ascii")
-    if found := re.search(r"MemAvailable:\s*(\d+) kB", facts):
-        limits.append(int(found[1]) * 1024)
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        path = Path("/sys/fs/cgroup") / name
-        if path.is_file() and (text := path.read_text(encoding="ascii").strip()).isdigit():
-            limits.append(int(text))
-    return min(limits)

@@ -1,0 +1,222 @@
+"""Whether a model fits into this machine, before anything of it is loaded; and what would."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+
+from llmserve.builder.plan import BuildSpec, Plan, make_plan, suited_recipes
+from llmserve.builder.size import size_of
+from llmserve.errors import LLMServeError, OutputError, ShortageError
+from llmserve.hardware import addresses, gpu_memory, memory
+from llmserve.plugins.options import Value
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.size import ModelSize, Needs
+from llmserve.texts import in_gb
+
+_NAMED = 2
+"""How many ways out a message names."""
+_WORTH_SAYING = 10**9
+"""Bytes of memory from which on a build says what the model takes."""
+_READER = 700_000_000
+"""What the reader of GGUF files takes beside the model, which it has in 16 bits (measured)."""
+_LIBRARIES = 1_700_000_000
+"""What libraries take of an address space (measured with torch, transformers and OpenVINO)."""
+_ALLOWED = "is what ulimit -v allows"
+
+
+@dataclass(frozen=True)
+class Left:
+    """The bytes that a machine has left; ``addressable`` are those that one process may have."""
+
+    free: float = inf
+    addressable: float = inf
+    of_gpu: float = inf
+    on_disk: float = inf
+
+    @classmethod
+    def here(cls, output: Path) -> Left:
+        """Return what is left here, and on the disk of a folder that need not be there yet."""
+        gpu = gpu_memory()
+        folder = next(
+            path for path in (output.absolute(), *output.absolute().parents) if path.exists()
+        )
+        return cls(
+            memory().free, addresses(), gpu.free if gpu else inf, shutil.disk_usage(folder).free
+        )
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What there is too little of."""
+
+    what: str
+    needed: float
+    available: float
+    left: str
+
+    def __str__(self) -> str:
+        return f"{self.what} needs {in_gb(self.needed)}, and {in_gb(self.available)} {self.left}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to build a model, and what it takes if that is known."""
+
+    spec: BuildSpec
+    needs: Needs = field(default_factory=Needs)
+    changes: Mapping[str, Value] = field(default_factory=dict)
+    """The options that are not as asked for."""
+    plugin: str = ""
+    """The plugin, if it is another one than would be used."""
+
+    def chosen(self) -> dict[str, Value]:
+        """Return what is not as asked for, the plugin too."""
+        return {**({"plugin": self.plugin} if self.plugin else {}), **self.changes}
+
+    def __str__(self) -> str:
+        plugin = [f"--plugin {self.plugin}"] if self.plugin else []
+        return " ".join([*plugin, *(f"--set {key}={value}" for key, value in self.changes.items())])
+
+
+def needs_of(plan: Plan, size: ModelSize) -> Needs | None:
+    """Return what a model takes; None if its generator does not say."""
+    if plan.generator.needs is None:
+        return None
+    needs = plan.generator.needs(size, plan.options)
+    if not size.is_gguf:
+        return needs
+    # It is converted to a checkpoint of 16 bits first.
+    converted = 2 * size.parameters
+    return replace(needs, build=max(needs.build, _READER + converted), disk=needs.disk + converted)
+
+
+def lack(needs: Needs, left: Left, *, serves: bool) -> Lack | None:
+    """Return what there is too little of to build a model and, if it is to be, to serve it."""
+    built, served = needs.build, needs.served
+    candidates = [
+        Lack("building it", built, left.free, "are free"),
+        Lack("building it", built and built + needs.reads + _LIBRARIES, left.addressable, _ALLOWED),
+    ]
+    if serves:
+        what = f"serving it ({parts_of(needs)})"
+        candidates += [
+            Lack(what, served, left.free, "are free"),
+            Lack(what, needs.of_gpu, left.of_gpu, "are free on the GPU"),
+            Lack(what, served and served + needs.mapped + _LIBRARIES, left.addressable, _ALLOWED),
+        ]
+    lacking = [each for each in candidates if each.needed > each.available]
+    return max(lacking, key=lambda each: each.needed / max(1.0, each.available), default=None)
+
+
+def parts_of(needs: Needs) -> str:
+    """Say what the memory of a served model is for."""
+    cache = f", {needs.cached} {in_gb(needs.cache)}" if needs.cached else ""
+    copies = f"{needs.instances} copies, each with " if needs.instances > 1 else ""
+    return f"{copies}weights {in_gb(needs.weights)}{cache}, its process {in_gb(needs.process)}"
+
+
+def fit(
+    spec: BuildSpec,
+    registry: Registry,
+    *,
+    serves: bool,
+    change: bool | None,
+    report: Callable[[str], None],
+) -> Choice:
+    """Return how to build a model so that it fits into this machine: as asked for, if it does.
+
+    What does not fit is refused, with what would, unless ``change`` lets that be taken; with None,
+    what does not fit is built nevertheless. ``serves`` is whether this machine serves it as well.
+    """
+    size = size_of(
+        spec.model,
+        revision=str(spec.options.get("revision", "")),
+        weights=make_plan(spec, registry).generator.weights,
+    )
+    choices = [] if size is None else list(_choices(spec, registry, size))
+    if size is None or not choices:
+        return Choice(spec)
+    asked, left = choices[0], Left.here(spec.output)
+    _check_disk(asked, left)
+    if (lacking := lack(asked.needs, left, serves=serves)) is None:
+        if max(asked.needs.build, asked.needs.served) >= _WORTH_SAYING:
+            report(_in_words(asked.needs, left))
+        return asked
+    if change is None:
+        report(f"note: {lacking}: it may fail, or be killed")
+        return asked
+    with suppress(LLMServeError):
+        recipes, _ = suited_recipes(registry, str(spec.options.get("device", "auto")))
+        for recipe in recipes:
+            if recipe.name != spec.plugin:
+                choices += _choices(replace(spec, plugin=recipe.name), registry, size, recipe.name)
+    fitting = [each for each in choices if lack(each.needs, left, serves=serves) is None]
+    if fitting and change:
+        report(f"chosen: {fitting[0]}, since otherwise {lacking}")
+        report(_in_words(fitting[0].needs, left))
+        return fitting[0]
+    raise ShortageError(f"{spec.model}: {lacking}", hint=_hint(fitting, choices, serves=serves))
+
+
+def _choices(
+    spec: BuildSpec, registry: Registry, size: ModelSize, plugin: str = ""
+) -> Iterator[Choice]:
+    """Yield ways to build a model with a plugin: as asked for, then smaller ones."""
+    try:
+        plan = make_plan(spec, registry)
+    except LLMServeError:
+        # What is asked for makes no sense for this plugin.
+        return
+    if (needs := needs_of(plan, size)) is None:
+        return
+    yield Choice(spec, needs, plugin=plugin)
+    for changes in needs.instead:
+        # What a user has asked for stays.
+        if changes.keys() & spec.options.keys():
+            continue
+        other = replace(spec, options={**spec.options, **changes})
+        if found := needs_of(make_plan(other, registry), size):
+            yield Choice(other, found, changes, plugin)
+
+
+def _check_disk(choice: Choice, left: Left) -> None:
+    if choice.needs.disk > left.on_disk:
+        raise OutputError(
+            f"{choice.spec.model} takes {in_gb(choice.needs.disk)} of the disk of "
+            f"{choice.spec.output}, which has {in_gb(left.on_disk)} free",
+            hint="make some space, or build to another disk",
+        )
+
+
+def _in_words(needs: Needs, left: Left) -> str:
+    on_gpu = f", and {in_gb(needs.of_gpu)} of the GPU's" if needs.on_gpu else ""
+    return (
+        f"building it takes up to {in_gb(needs.build)} of memory, and serving it "
+        f"{in_gb(needs.served)}{on_gpu} ({parts_of(needs)}); {in_gb(left.free)} are free"
+    )
+
+
+def _hint(fitting: Sequence[Choice], choices: Sequence[Choice], *, serves: bool) -> str:
+    """Name what fits, or what comes closest."""
+
+    def takes(choice: Choice) -> str:
+        return in_gb(most(choice.needs, serves=serves))
+
+    if fitting:
+        named = ", or ".join(f"{each} takes {takes(each)}" for each in fitting[:_NAMED])
+        return f"{named}; --fit takes the first, and --no-fit tries it as it is"
+    smallest = min(choices, key=lambda each: most(each.needs, serves=serves))
+    least = (
+        f"even {smallest} takes {takes(smallest)}" if str(smallest) else "no option makes it fit"
+    )
+    return f"{least}: use a larger machine or a smaller model, or try it with --no-fit"
+
+
+def most(needs: Needs, *, serves: bool) -> float:
+    """Return the most memory that it takes, of the machine or of a GPU."""
+    return max(needs.build, needs.served, needs.of_gpu) if serves else needs.build

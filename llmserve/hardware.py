@@ -1,0 +1,158 @@
+"""What this machine, or the container that one is in, has: memory, and instructions for numbers.
+
+Other parts ask here, so that a build, a server and an engine see the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_MIB = 1 << 20
+_ROOT = Path("/")
+_NATIVE = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
+_TAKES = 10.0
+"""Seconds within which a process that the system kills is gone, with all of its memory."""
+_NVIDIA = "nvidia-smi"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that are free, and that there are in all; infinite if that is not known."""
+
+    free: float
+    total: float
+
+
+def memory(root: Path = _ROOT) -> Memory:
+    """Return the memory of this machine or this container; ``root`` is the system's folder."""
+    free, total = math.inf, math.inf
+    with suppress(OSError, ValueError, KeyError):
+        table = dict(line.split(":") for line in _read(root / "proc/meminfo").splitlines())
+        free, total = (int(table[key].split()[0]) * 1024.0 for key in ("MemAvailable", "MemTotal"))
+    for group in _groups(root):
+        with suppress(OSError, ValueError):
+            limit, used, reclaimable = group.read()
+            # The kernel reclaims cached file contents on demand.
+            free, total = min(free, max(0.0, limit - used + reclaimable)), min(total, limit)
+    return Memory(free, total)
+
+
+def addresses() -> float:
+    """Return how many bytes a process may have in its address space (``ulimit -v``)."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else float(limit)
+
+
+def gpu_memory() -> Memory | None:
+    """Return the memory of the GPU that has most of it free, None if none can be asked."""
+    if not shutil.which(_NVIDIA):
+        return None
+    query = [_NVIDIA, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        rows = (map(float, row.split(",")) for row in answer.stdout.splitlines())
+        found = [Memory(free * _MIB, total * _MIB) for free, total in rows]
+        return max(found, key=lambda one: one.free)
+    return None
+
+
+def has_gpu(root: Path = _ROOT) -> bool:
+    return (root / "dev/nvidiactl").exists()
+
+
+def computes_in(dtype: str, root: Path = _ROOT) -> bool:
+    """Return whether the processor has instructions for a type of 16 bits."""
+    with suppress(OSError):
+        flags = re.search(r"(?m)^flags\s*:(.*)$", _read(root / "proc/cpuinfo"))
+        return flags is not None and bool({*flags[1].split()} & {*_NATIVE.get(dtype, ())})
+    return False
+
+
+class MemoryKills:
+    """Tells whether the system has just killed a process for want of memory.
+
+    It counts such kills; who watches processes has them noted meanwhile.
+    """
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._noted = self._count()
+        self._last = -math.inf
+
+    def note(self) -> None:
+        if (count := self._count()) != self._noted:
+            self._noted, self._last = count, time.monotonic()
+
+    def happened(self) -> bool:
+        self.note()
+        return time.monotonic() - self._last < _TAKES
+
+    def _count(self) -> int:
+        """Return how often that has happened on this machine, and in this container."""
+        count = 0
+        for path in (self._root / "proc/vmstat", *(g.kills for g in _groups(self._root))):
+            with suppress(OSError, ValueError):
+                lines = _read(path).splitlines()
+                count += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        return count
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A control group of processes, whose memory may be limited."""
+
+    folder: Path
+    limit: str
+    used: str
+    reclaimable: str
+    events: str
+
+    @property
+    def kills(self) -> Path:
+        return self.folder / self.events
+
+    def read(self) -> tuple[float, float, float]:
+        """Return the limit, what is used, and what of that can be taken back at once."""
+        limit, used = (float(_read(self.folder / name)) for name in (self.limit, self.used))
+        stat = dict(line.split() for line in _read(self.folder / "memory.stat").splitlines())
+        return limit, used, float(stat.get(self.reclaimable, 0))
+
+
+_SECOND = ("memory.max", "memory.current", "inactive_file", "memory.events")
+_FIRST = (
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control",
+)  # fmt: skip
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """Yield the groups that this process is in, of both versions, each with those above it."""
+    seen = set()
+    top = root / "sys/fs/cgroup"
+    places = [(top, "", _SECOND), (top / "memory", "", _FIRST)]
+    with suppress(OSError):
+        for line in _read(root / "proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                places.append((top, path, _SECOND))
+            elif "memory" in controllers.split(","):
+                places.append((top / "memory", path, _FIRST))
+    for base, path, names in places:
+        folder = base / path.strip("/")
+        # In a container, the path may be that of the host, which is not here.
+        for each in (folder, *folder.parents):
+            if each.is_relative_to(base) and each not in seen and (each / names[0]).is_file():
+                seen.add(each)
+                yield _Group(each, *names)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii", errors="replace")

@@ -1,0 +1,101 @@
+"""How large a model is, and what a generator says that it takes: before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmserve.hardware import computes_in, has_gpu
+from llmserve.plugins.options import Value
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""The size of a number of each type that weights are loaded in."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The facts of a checkpoint that decide what it takes, from its headers and configuration.
+
+    It is in the manifest of a model, and the same on all machines.
+    """
+
+    parameters: int
+    """How many numbers its weights have; what is tied counts once."""
+    bytes: int
+    """What its files of weights take."""
+    dtype: str
+    """The type that most of the weights are stored in."""
+    ends: int = 0
+    """How many of the parameters are the table of tokens and the product of the scores."""
+    largest: int = 0
+    """How many of them the largest weight has; 0 if not known."""
+    cache: int = 0
+    """How many numbers the keys and values of a token are, in all layers; 0 if not known."""
+    context: int = 0
+    """The most tokens of a prompt with its answer; 0 if not known."""
+    is_on_hub: bool = False
+    """Whether its files are in the hub's cache, and not in a folder of the user's."""
+    is_checkpoint: bool = True
+    """Whether its weights are as transformers saves them, and not in an engine's own form."""
+    is_gguf: bool = False
+    """Whether they are converted to a checkpoint of 16 bits before anything else."""
+
+    def content(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a model takes, where it is built and where it is served.
+
+    ``build`` is the most memory of the build's processes, and ``disk`` what the build writes.
+    Served, it takes ``process`` whatever its size, ``weights``, and the ``cache`` without which it
+    could not answer all that it says it does; ``cached`` says what that holds. With ``on_gpu``,
+    weights and cache are there. Each of several ``instances`` takes all of it.
+
+    ``reads`` and ``mapped`` are files that a build and a served model have in their address space:
+    the system may take back the memory of these at any time, and read them again.
+
+    ``instead`` are changes of options that make it smaller, the one that costs least first.
+    """
+
+    build: int = 0
+    disk: int = 0
+    process: int = 0
+    weights: int = 0
+    cache: int = 0
+    reads: int = 0
+    mapped: int = 0
+    instances: int = 1
+    on_gpu: bool = False
+    cached: str = ""
+    instead: tuple[Mapping[str, Value], ...] = ()
+
+    @property
+    def served(self) -> int:
+        """What it takes of this machine's memory in use."""
+        here = 0 if self.on_gpu else self.weights + self.cache
+        return self.instances * (self.process + here)
+
+    @property
+    def of_gpu(self) -> int:
+        """What it takes of a GPU."""
+        return self.instances * (self.weights + self.cache) if self.on_gpu else 0
+
+
+def loaded_type(size: ModelSize, asked: str, *, on_gpu: bool) -> str:
+    """Return the type that weights have in memory on this machine, as ``DTYPE_OPTION`` says."""
+    if asked != "auto":
+        return asked
+    if on_gpu:
+        return size.dtype
+    return "bfloat16" if size.dtype in _HALF and computes_in("bfloat16") else "float32"
+
+
+_HALF = ("bfloat16", "float16")
+
+
+def is_for_gpu(device: str) -> bool:
+    """Return whether a model with this option ``device`` is on a GPU here."""
+    return device != "cpu" and (device != "auto" or has_gpu())

@@ -1,0 +1,267 @@
+"""What models of the size that people have take: each is made, built and served, one by one.
+
+    python plugins/openvino/bench/size.py [--sizes 0.5,1,3,8] [--plugins openvino] [--formats bf16]
+
+The table has the most memory of each phase, of all its processes together, and its seconds. A
+page that several share counts once, as a part for each (PSS). Beside the sum is what of it no file
+backs: the rest can be read again when another program needs the memory. The models are Llamas of
+random weights with the tokenizer of the demo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from llmserve.plugin import demo_model_path
+
+_MARK = "LLMSERVE_MEASURED"
+"""The environment variable by which processes are told from others."""
+_VOCABULARY = 32000
+_CONTEXT = 4096
+_SHARD = 500_000_000
+_GB = 1e9
+# Billions of parameters, and the hidden size, that of the products between, layers, heads, and
+# heads of keys and values, as models of these sizes have them.
+_SHAPES = {
+    0.1: (768, 2048, 8, 12, 4),
+    0.5: (1280, 3584, 24, 20, 4),
+    1.0: (2048, 5632, 20, 32, 4),
+    3.0: (3072, 8192, 26, 24, 8),
+    8.0: (4096, 14336, 34, 32, 8),
+}
+_DEFAULT = ("0.5:auto", "0.5:int8", "1:auto", "1:int8", "3:auto", "3:int8", "8:int4")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that processes have together: all, and those that no file backs."""
+
+    all: int = 0
+    own: int = 0
+
+    def most(self, other: Memory) -> Memory:
+        return Memory(max(self.all, other.all), max(self.own, other.own))
+
+    def __str__(self) -> str:
+        return f"{self.all / _GB:5.2f} {self.own / _GB:5.2f}"
+
+
+@dataclass
+class Phase:
+    """What a phase took."""
+
+    seconds: float = 0.0
+    peak: Memory = Memory()
+
+
+def memory_of(mark: str) -> Memory:
+    """Return what the processes with this mark in their environment have now."""
+    total = own = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() not in (folder / "environ").read_bytes():
+                continue
+            text = (folder / "smaps_rollup").read_text(encoding="ascii")
+            found = {name: int(kb) for name, kb in re.findall(r"(?m)^(Pss\w*):\s*(\d+) kB", text)}
+            total += found["Pss"]
+            own += found["Pss_Anon"] + found["Pss_Shmem"]
+    return Memory(total << 10, own << 10)
+
+
+@contextmanager
+def measured(mark: str) -> Iterator[Phase]:
+    """Measure the processes with a mark for as long as the block runs."""
+    phase, ended, began = Phase(), Event(), time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            phase.peak = phase.peak.most(memory_of(mark))
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        yield phase
+    finally:
+        ended.set()
+        watcher.join()
+        phase.seconds = time.monotonic() - began
+
+
+def make_model(folder: Path, size: float) -> None:
+    """Write a model of random weights in bfloat16, tensor by tensor."""
+    hidden, between, layers, heads, key_heads = _SHAPES[size]
+    width = key_heads * hidden // heads
+    folder.mkdir(parents=True)
+    for path in demo_model_path().iterdir():
+        if path.name.startswith(("tokenizer", "special_tokens", "generation")):
+            shutil.copyfile(path, folder / path.name)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+        "vocab_size": _VOCABULARY, "hidden_size": hidden, "intermediate_size": between,
+        "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": key_heads, "max_position_embeddings": _CONTEXT,
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (_VOCABULARY, hidden)}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.self_attn.q_proj": (hidden, hidden),
+            f"{prefix}.self_attn.k_proj": (width, hidden),
+            f"{prefix}.self_attn.v_proj": (width, hidden),
+            f"{prefix}.self_attn.o_proj": (hidden, hidden),
+            f"{prefix}.mlp.gate_proj": (between, hidden),
+            f"{prefix}.mlp.up_proj": (between, hidden),
+            f"{prefix}.mlp.down_proj": (hidden, between),
+            f"{prefix}.input_layernorm": (hidden,),
+            f"{prefix}.post_attention_layernorm": (hidden,),
+        }
+    shapes |= {"model.norm": (hidden,), "lm_head": (_VOCABULARY, hidden)}
+    _write_shards(folder, shapes)
+
+
+def _write_shards(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    places: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(1)
+
+    def write() -> None:
+        name = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, shape in shapes.items():
+        values = torch.ones(shape) if len(shape) == 1 else None
+        if values is None:
+            values = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+        shard[f"{name}.weight"] = values.bfloat16()
+        if sum(tensor.nbytes for tensor in shard.values()) > _SHARD:
+            write()
+    write()
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def build(model: Path, repository: Path, plugin: str, chosen: str, mark: str, log: Any) -> Phase:
+    """Build a model, with its weights in a format if the plugin has such an option."""
+    options = [f"--weight-format={chosen}"] if plugin == "openvino" else [f"--dtype={chosen}"]
+    words = ["build", "--plugin", plugin, "--model", str(model), "--output", str(repository)]
+    with measured(mark) as phase:
+        subprocess.run(
+            _command(*words, *options), env=_environment(mark), check=True, stdout=log, stderr=log
+        )
+    return phase
+
+
+def serve(repository: Path, mark: str, log: Any) -> tuple[Phase, Phase, str]:
+    """Serve what was built and have it answer; return what loading and answering took."""
+    words = ["serve", str(repository), "--frontend", "none"]
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    with ExitStack() as stack:
+        with measured(mark) as loading:
+            server = subprocess.Popen(
+                _command(*words, *ports), env=_environment(mark), stdout=log,
+                stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            stack.callback(_end, server)
+            url = _grpc_url(server, log)
+        drain = Thread(target=lambda: log.writelines(server.stderr or ()))
+        drain.start()
+        stack.callback(drain.join)
+        stack.callback(server.terminate)
+        with measured(mark) as answering:
+            found = subprocess.run(
+                _command("query", "model", "Once upon a time", "--url", url, "--max-tokens", "32"),
+                check=True, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        return loading, answering, found.stdout
+
+
+def _grpc_url(server: Any, log: Any) -> str:
+    url = ""
+    for line in server.stderr:
+        log.write(line)
+        if found := re.match(r"  grpc +(\S+)", line):
+            url = found[1]
+        if line.startswith("Ctrl-C"):
+            return url
+    raise RuntimeError("the server has ended, see the log")
+
+
+def _end(server: Any) -> None:
+    server.terminate()
+    server.wait()
+
+
+def _command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "llmserve_cli", *words]
+
+
+def _environment(mark: str) -> dict[str, str]:
+    return {**os.environ, _MARK: mark}
+
+
+HEADER = (
+    f"{'model':<26} {'stored':>6} {'build':>11} {'s':>5} {'load':>11} {'s':>5} {'answer':>11}  GB: "
+    "all, and of that without a file"
+)
+
+
+def measure(
+    folder: Path, cases: Sequence[tuple[float, str, str]], tell: Callable[[str], None]
+) -> None:
+    """Measure one model after the other, and tell a row of each."""
+    tell(HEADER)
+    for size, plugin, chosen in cases:
+        with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
+            model, repository = folder / f"llama-{size:g}" / "model", Path(place, "repository")
+            if not model.is_dir():
+                make_model(model, size)
+            name = f"{size:g} B {plugin} {chosen}"
+            log = stack.enter_context((folder / f"{name.replace(' ', '-')}.log").open("w"))
+            mark = secrets.token_hex(8)
+            built = build(model, repository, plugin, chosen, mark, log)
+            stored = sum(f.stat().st_size for f in repository.rglob("*") if f.is_file()) / _GB
+            loading, answering, _ = serve(repository, mark, log)
+            tell(
+                f"{name:<26} {stored:6.2f} {built.peak} {built.seconds:5.0f} "
+                f"{loading.peak} {loading.seconds:5.0f} {answering.peak}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", default=_DEFAULT, metavar="SIZE:FORMAT[:PLUGIN]")
+    parser.add_argument("--folder", type=Path, help="keep models and logs there")
+    arguments = parser.parse_args()
+    cases = [(*case.split(":"), "openvino")[:3] for case in arguments.cases]
+    with ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        ordered = [(float(size), plugin, chosen) for size, chosen, plugin in cases]
+        measure(folder, ordered, lambda row: print(row, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""How much memory and disk a model takes, while it is converted and where it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llmserve.plugin import ModelSize, Needs, Value, loaded_type
+
+PROCESS = 370_000_000
+"""What Triton and a process of this engine take without a model (measured)."""
+_CONVERTER, _PART = 600_000_000, 300_000_000
+"""What converting takes, whatever the size, and what comparing a few layers adds (measured)."""
+_OF_LARGEST = {"int8": 9, "int4": 9}
+"""Bytes for each number of the largest weight, which is compressed in one piece (measured)."""
+_CONTEXT = 2048
+_GB = 1 << 30
+_CACHE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
+_WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
+
+
+def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    """Return what a model takes; it is converted unless it was before."""
+    computed = loaded_type(size, str(options["dtype"]), on_gpu=False)
+    chosen = str(options["weight_format"])
+    stored = stored_bytes(size, options) if size.is_checkpoint else size.bytes
+    # The products are copied into the form that the processor reads; the file stays mapped.
+    is_widened = computed == "float32" and chosen not in ("int8", "int4")
+    weights = 4 * size.parameters if is_widened and size.is_checkpoint else stored
+    kind = str(options["kv_cache"])
+    width = _CACHE_BYTES.get(kind, 4 if computed == "float32" else 2)
+    tokens = size.context or _CONTEXT
+    cache = size.cache * width * tokens
+    if limit := int(options["cache_gb"]) * _GB:
+        tokens = min(tokens, limit // (size.cache * width) if size.cache else tokens)
+        cache = min(cache, limit)
+    largest = size.largest * _OF_LARGEST.get(chosen, 0)
+    return Needs(
+        build=_CONVERTER + min(size.parameters, _PART) + largest if size.is_checkpoint else 0,
+        reads=size.bytes + stored,
+        # A format that is not the checkpoint's is written to a file of its own first.
+        disk=stored if chosen == "auto" else 2 * stored,
+        process=PROCESS,
+        weights=weights,
+        cache=cache,
+        mapped=stored,
+        cached=f"a cache of {tokens} tokens",
+        instead=_smaller(size, options, cache=cache, weights=weights),
+    )
+
+
+def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
+    """Return what the converted weights take on the disk."""
+    chosen = str(options["weight_format"])
+    if chosen == "auto":
+        return size.parameters * (4 if size.dtype == "float32" else 2)
+    if chosen != "int4":
+        return int(size.parameters * _WIDTHS[chosen])
+    group, ratio = int(options["int4_group"]), float(options["int4_ratio"])
+    # A group has a scale of 16 bits and a zero point of 4.
+    width = 0.5 + (2.5 / group if group > 0 else 0)
+    # The table and the product of the scores stay in 8 bits.
+    middle = size.parameters - size.ends
+    return int(size.ends + middle * (ratio * width + (1 - ratio)))
+
+
+def _smaller(
+    size: ModelSize, options: Mapping[str, Value], *, cache: int, weights: int
+) -> tuple[Mapping[str, Value], ...]:
+    """Return changes of options, the one that costs least first."""
+    formats: list[dict[str, Value]] = []
+    if size.is_checkpoint and options["weight_format"] not in ("int8", "int4"):
+        formats = [{"weight_format": "int8"}, {"weight_format": "int4"}]
+    limits: list[dict[str, Value]] = [
+        {"cache_gb": each} for each in (4, 1) if cache > each * _GB and not options["cache_gb"]
+    ]
+    both = [{**limit, **each} for each in formats for limit in limits]
+    first = [*limits, *formats] if cache > weights else [*formats, *limits]
+    return tuple([*first, *both])

@@ -1,0 +1,203 @@
+"""Whether a model fits is said before anything of it is read but headers."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import llmserve
+from llmserve.builder.fit import Left, fit
+from llmserve.builder.fit import needs_of as fit_needs
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.builder.size import size_of
+from llmserve.errors import OutputError, ShortageError
+from llmserve.hardware import computes_in
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.size import ModelSize
+from llmserve.repository.needs import needs_of
+from llmserve.repository.repository import Repository
+from llmserve_cli.group import cli
+from tests.gguf_files import write_model
+
+PLENTY = Left(free=inf, addressable=inf, of_gpu=inf, on_disk=inf)
+GB = 10**9
+
+
+def sparse_llama(folder: Path, *, hidden: int, layers: int, context: int = 4096) -> Path:
+    """Write a Llama whose weights take no space on the disk: a header, and nothing after it."""
+    vocabulary, between = 32000, 3 * hidden
+    shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"}
+        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (between, hidden) for name in ("up", "gate")}
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, between)
+    shapes["lm_head.weight"] = (vocabulary, hidden)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        size = 2 * (shape[0] * shape[1] if len(shape) == 2 else shape[0])
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+        "hidden_size": hidden, "intermediate_size": between, "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 128, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": vocabulary, "max_position_embeddings": context,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Half a billion parameters."""
+    return sparse_llama(tmp_path / "small", hidden=1024, layers=32)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that says what this machine has left."""
+
+    def have(**values: float) -> None:
+        monkeypatch.setattr(Left, "here", lambda _: replace(PLENTY, **values))
+
+    return have
+
+
+def fitted(model: Path, plugin: str, *, change: bool | None = False, **options: object) -> Any:
+    said: list[str] = []
+    spec = BuildSpec(plugin, str(model), options=options)
+    return fit(spec, Registry.load(), serves=True, change=change, report=said.append), said
+
+
+def test_the_size_of_a_model_is_read_from_its_headers(small: Path) -> None:
+    size = size_of(str(small))
+    matrices = 32 * (4 + 3 * 3) * 1024**2
+    assert size is not None
+    assert size.parameters == matrices + 2 * 32000 * 1024 + 1024
+    assert (size.dtype, size.ends, size.largest) == ("bfloat16", 2 * 32000 * 1024, 32000 * 1024)
+    assert (size.cache, size.context) == (2 * 32 * 8 * 128, 4096)
+    assert size.bytes == (small / "model.safetensors").stat().st_size
+
+
+def test_what_fits_is_built_as_it_was_asked_for(small: Path, left: Any) -> None:
+    left(free=8 * GB)
+    choice, said = fitted(small, "hf")
+    assert choice.spec.options == {}
+    assert len(said) == 1
+    assert "8.0 GB are free" in said[0]
+
+
+@pytest.mark.skipif(not computes_in("bfloat16"), reason="its weights are widened here")
+def test_what_does_not_fit_is_refused_with_what_would(small: Path, left: Any) -> None:
+    left(free=1.5 * GB)
+    with pytest.raises(ShortageError) as caught:
+        fitted(small, "openvino")
+    problem, hint = caught.value.problem, str(caught.value.hint)
+    assert "needs 1.9 GB, and 1.5 GB are free" in problem
+    assert hint.startswith("--set weight_format=int8 takes 1.4 GB, or --set weight_format=int4")
+    assert hint.endswith("--fit takes the first, and --no-fit tries it as it is")
+    choice, said = fitted(small, "openvino", change=True)
+    assert choice.spec.options == {"weight_format": "int8"}
+    assert choice.chosen() == {"weight_format": "int8"}
+    assert said[0].startswith("chosen: --set weight_format=int8, since otherwise serving it")
+    choice, said = fitted(small, "openvino", change=None)
+    assert choice.spec.options == {}
+    assert said == [f"note: {problem.partition(': ')[2]}: it may fail, or be killed"]
+
+
+def test_another_plugin_is_named_if_it_is_the_one_that_fits(small: Path, left: Any) -> None:
+    left(free=1.3 * GB)
+    choice, _ = fitted(small, "hf", change=True)
+    assert choice.plugin == choice.spec.plugin == "openvino"
+    assert choice.chosen()["plugin"] == "openvino"
+
+
+def test_what_a_user_has_chosen_stays(small: Path, left: Any) -> None:
+    left(free=1.3 * GB)
+    with pytest.raises(ShortageError, match="no option makes it fit: use a larger machine or a"):
+        fitted(small, "openvino", change=True, weight_format="bf16", device="cpu")
+
+
+def test_a_long_context_is_what_takes_the_memory(tmp_path: Path, left: Any) -> None:
+    model = sparse_llama(tmp_path / "long", hidden=1024, layers=32, context=131072)
+    left(free=6 * GB)
+    with pytest.raises(ShortageError) as caught:
+        fitted(model, "iterative", dtype="float32")
+    assert "a cache of 131072 tokens 34.4 GB" in caught.value.problem
+    assert "--set cache_tokens=" in str(caught.value.hint)
+
+
+def test_a_gpu_has_to_have_it(small: Path, left: Any) -> None:
+    left(of_gpu=1.6 * GB)
+    with pytest.raises(ShortageError, match=r"are free on the GPU: --set cache_tokens=4096 "):
+        fitted(small, "iterative", device="cuda")
+    left(free=1 * GB, of_gpu=80 * GB)
+    choice, _ = fitted(small, "iterative", device="cuda")
+    assert choice.needs.of_gpu > 1 * GB > choice.needs.served
+
+
+def test_the_disk_is_looked_at_before_it_is_filled(small: Path, left: Any) -> None:
+    left(on_disk=0.9 * GB)
+    with pytest.raises(OutputError, match=r"takes 1\.0 GB of the disk of model_repository, which"):
+        fitted(small, "hf")
+
+
+def test_a_gguf_file_is_widened_first(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = write_model(path)
+    size = size_of(str(path))
+    assert size is not None
+    assert size.is_gguf
+    assert size.parameters == sum(each.numel() for each in model.parameters())
+    assert size.context == model.config.max_position_embeddings
+    plain = fit_needs(make_plan(BuildSpec("hf", str(path)), Registry.load()), size)
+    assert plain is not None
+    assert plain.disk >= size.bytes + 2 * size.parameters
+
+
+def test_a_built_model_knows_what_it_takes(tmp_path: Path) -> None:
+    for plugin in ("hf", "iterative"):
+        llmserve.build(plugin, "demo", output=tmp_path, name=plugin)
+        model = Repository.open(tmp_path).model(plugin)
+        assert model.manifest is not None
+        size, needs = ModelSize(**model.manifest.size), needs_of(model, Registry.load())
+        assert needs is not None
+        assert needs.weights in (2 * size.parameters, 4 * size.parameters)
+
+
+def test_a_model_that_is_far_too_large_is_refused_before_anything_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
+    model = sparse_llama(tmp_path / "huge", hidden=16384, layers=100)
+    assert (model / "model.safetensors").stat().st_size > 600 * GB
+    result = CliRunner().invoke(cli, ["run", str(model), "hello"])
+    assert isinstance(result.exception, (ShortageError, OutputError)), result.output
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_a_limit_of_the_shell_counts(small: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmserve_cli", "build", "--plugin", "hf", "--model"]
+    run = subprocess.run(
+        [*command, str(small), "--output", str(tmp_path / "repository")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 * GB, 2 * GB)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 3, run.stderr
+    assert "and 2.0 GB is what ulimit -v allows" in run.stderr
