@@ -25,6 +25,9 @@ from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
+from llmserve.builder.programs import PROGRAM_DONE as PROGRAM_DONE
+from llmserve.builder.programs import Ended as Ended
+from llmserve.builder.programs import run_program as run_program
 from llmserve.builder.progress import PartDone as PartDone
 from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
@@ -52,6 +55,7 @@ from llmserve.errors import ModelSourceError as ModelSourceError
 from llmserve.errors import OptionError as OptionError
 from llmserve.errors import OutputError as OutputError
 from llmserve.errors import PluginError as PluginError
+from llmserve.errors import ShortageError as ShortageError
 from llmserve.errors import UsageError as UsageError
 from llmserve.names import near as near
 from llmserve.packages import install_command as install_command

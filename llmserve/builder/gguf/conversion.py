@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from llmserve.builder.gguf.admission import (
     type_of_most,
 )
 from llmserve.builder.gguf.header import read_header
+from llmserve.builder.programs import run_program
 from llmserve.builder.source import ModelSource
 from llmserve.errors import ModelSourceError, OutputError
 
@@ -38,7 +37,7 @@ def converted(source: ModelSource, target: Path, report: Callable[[str], None]) 
     kind, dtype = type_of_most(kinds), dtype_for(kinds)
     check_space(target.parent, kinds, dtype)
     report(f"reading {path.name}: {header.architecture}, {sum(kinds.values()) / 1e6:.0f} M weights")
-    result = _run(path, target, dtype)
+    result = _run(path, target, dtype, report)
     size = f"{result['bytes'] / 1e6:.0f} MB"
     if kind.lower() == dtype.replace("loat", ""):
         report(f"its {kind} weights are kept as they are: {size}")
@@ -49,24 +48,19 @@ def converted(source: ModelSource, target: Path, report: Callable[[str], None]) 
     return ModelSource(source.asked, target, converted_from=source)
 
 
-def _run(path: Path, target: Path, dtype: str) -> dict[str, Any]:
+def _run(path: Path, target: Path, dtype: str, report: Callable[[str], None]) -> dict[str, Any]:
     """Convert in a separate process, which frees what it took."""
     from llmserve.builder.gguf.convert import RESULT
 
-    process = subprocess.run(
+    ended = run_program(
         [sys.executable, "-m", _CONVERTER, str(path), str(target), dtype],
-        capture_output=True,
-        env={**os.environ, **_OFFLINE},
-        encoding="utf-8",
-        errors="replace",
-        check=False,
+        words=f"converting {path.name}",
+        report=report,
+        environment=_OFFLINE,
     )
     written = target / RESULT
-    if process.returncode or not written.is_file():
-        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
-        ended = f"it was ended by signal {-process.returncode}" if process.returncode < 0 else ""
-        reason = ended or (lines[-1][:300] if lines else f"exit status {process.returncode}")
-        raise ModelSourceError(f"{path.name} could not be converted: {reason}", hint=_HINT)
+    if ended.code or not written.is_file():
+        raise ModelSourceError(f"{path.name} could not be converted: {ended.reason}", hint=_HINT)
     result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     written.unlink()
     if unwritten := result.get("not_written"):

@@ -6,20 +6,25 @@ largest tensor, is freed when it ends, and what it prints is of no use as long a
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from llmserve.builder.gguf.header import GgufHeader, read_header
 from llmserve.builder.gguf.rope import rope_parameters
 from llmserve.builder.gguf.workarounds import is_full, remembered
+from llmserve.builder.programs import PROGRAM_DONE
 
 RESULT = "conversion.json"
 """What the build needs to know; beside the model, in the same folder."""
 _SHARD = "2GB"
+_READING = 0.5
+"""The share of the time that widening takes; making the model and writing it take the rest."""
 _SPECIAL_IDS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
@@ -57,16 +62,17 @@ def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
     config = read_config(header)
     tokenizer = read_tokenizer(header)
     notes = apply_rope(config, header)
-    model, info = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        config=config,
-        dtype=getattr(torch, dtype),
-        # Otherwise it may fetch a kernel, which is code.
-        quantization_config=GgufConfig(dequantize=True),
-        local_files_only=True,
-        output_loading_info=True,
-    )
+    with telling(len(header.tensors)):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            config=config,
+            dtype=getattr(torch, dtype),
+            # Otherwise it may fetch a kernel, which is code.
+            quantization_config=GgufConfig(dequantize=True),
+            local_files_only=True,
+            output_loading_info=True,
+        )
     check_loaded(info)
     notes += unused_weights(header, model)
     plain = without_quantizer(model, config)
@@ -81,6 +87,30 @@ def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
         # The library lets nobody else read them, as Triton may have to.
         file.chmod((target / "config.json").stat().st_mode)
     return {"notes": notes, "bytes": sum(file.stat().st_size for file in weights)}
+
+
+@contextmanager
+def telling(count: int) -> Iterator[None]:
+    """Tell the build how many of the tensors have been widened: the rest takes as long again."""
+    import gguf
+
+    original, done = gguf.dequantize, itertools.count(1)
+
+    def dequantize(*args: Any, **options: Any) -> Any:
+        tell(next(done) / count * _READING)
+        return original(*args, **options)
+
+    gguf.dequantize = dequantize
+    try:
+        yield
+    finally:
+        gguf.dequantize = original
+
+
+def tell(share: float) -> None:
+    # Libraries print here as well.
+    sys.stdout.write(f"\n{PROGRAM_DONE}{min(share, 1):.3f}\n")
+    sys.stdout.flush()
 
 
 def check_types(header: GgufHeader) -> None:
@@ -209,7 +239,7 @@ def end_ids(header: GgufHeader, tokenizer: Any, config: Any) -> int | list[int] 
 
 def first_line(error: BaseException) -> str:
     lines: Iterable[str] = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)[:200]
+    return next((line for line in lines if line), type(error).__name__)
 
 
 def main(path: Path, target: Path, dtype: str) -> None:

@@ -10,6 +10,7 @@ is useless as long as it succeeds.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from llmserve.plugin import PROGRAM_DONE
 from llmserve_openvino.compare import difference, parts, window
 from llmserve_openvino.formats import write
 from llmserve_openvino.library import openvino as ov
@@ -28,8 +30,8 @@ from llmserve_openvino.stored import StoredWeights, load
 MODEL = "openvino_model.xml"
 NOT_WRITTEN = 74
 """The exit status of this program if it has converted the model, and cannot write it."""
-DONE = "llmserve-done "
-"""Before the share that is done, in a line of its own."""
+NO_MEMORY = 71
+"""The exit status if the system gives it no more memory, as with a limit."""
 _TOLERANCE = 0.02
 # The share of the time that comparing takes.
 _COMPARING = 0.7
@@ -174,15 +176,19 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:
         # What OpenVINO raises on a full disk does not say so.
         sys.stderr.write(f"{error}\n")
-        sys.exit(NOT_WRITTEN)
+        sys.exit(NO_MEMORY if getattr(error, "errno", None) == errno.ENOMEM else NOT_WRITTEN)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def _tell(share: float) -> None:
     """Tell the build how much is done. Libraries print here as well."""
-    sys.stdout.write(f"\n{DONE}{share:.3f}\n")
+    sys.stdout.write(f"\n{PROGRAM_DONE}{share:.3f}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    except MemoryError as error:
+        sys.stderr.write(f"{error or 'out of memory'}\n")
+        sys.exit(NO_MEMORY)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from llmserve.plugin import (
@@ -18,19 +15,20 @@ from llmserve.plugin import (
     ModelSourceError,
     OptionError,
     OutputError,
-    PartDone,
     PluginError,
+    ShortageError,
     allowed,
     check_causal,
     draft_context,
     install_command,
     place_instances,
+    run_program,
 )
 from llmserve.runtime.causal import original_length
 
 _FOLDER = "openvino"
 _NOT_WRITTEN = 74
-_DONE = "llmserve-done "
+_NO_MEMORY = 71
 """Both as in the converter, whose imports take seconds."""
 _DRAFT = "draft"
 _MODEL = "openvino_model.xml"
@@ -145,43 +143,27 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
 def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> None:
     """Convert in a separate process."""
     source = context.source
-    words = f"converting {source.asked} to OpenVINO"
     command = [sys.executable, "-m", "llmserve_openvino.convert"]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        process = subprocess.Popen(
-            [*command, str(source.path), str(target), json.dumps(settings)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            encoding="utf-8",
-            errors="replace",
+    ended = run_program(
+        [*command, str(source.path), str(target), json.dumps(settings)],
+        words=f"converting {source.asked} to OpenVINO",
+        report=context.report,
+    )
+    if ended.code == _NOT_WRITTEN:
+        free = shutil.disk_usage(context.folder).free / 1e6
+        raise OutputError(
+            f"the converted model cannot be written, with {free:.0f} MB free: {ended.reason}",
+            hint="make some space, or build to another disk",
         )
-        context.report(PartDone(words, 0))
-        with process:
-            try:
-                for line in process.stdout or ():
-                    if line.startswith(_DONE):
-                        context.report(PartDone(words, float(line[len(_DONE) :])))
-            except BaseException:
-                # Nobody waits for it any more.
-                process.kill()
-                raise
-        errors.seek(0)
-        said = errors.read()
-    if process.returncode:
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        reason = (
-            shorten(lines[-1], 300, placeholder=" …")
-            if lines
-            else f"exit status {process.returncode}"
+    if ended.code == _NO_MEMORY:
+        raise ShortageError(
+            f"converting {source.asked} to OpenVINO takes more memory than it may have: "
+            f"{ended.reason}",
+            hint="raise the limit, or end other programs",
         )
-        if process.returncode == _NOT_WRITTEN:
-            free = shutil.disk_usage(context.folder).free / 1e6
-            raise OutputError(
-                f"the converted model cannot be written, with {free:.0f} MB free: {reason}",
-                hint="make some space, or build to another disk",
-            )
+    if ended.code:
         raise ModelSourceError(
-            f"{source.asked} could not be converted to OpenVINO: {reason}",
+            f"{source.asked} could not be converted to OpenVINO: {ended.reason}",
             hint="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
             "a separate environment and name that folder",
         )

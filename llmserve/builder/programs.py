@@ -1,0 +1,79 @@
+"""Runs a part of a build as a program of its own, whose memory is freed when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmserve.builder.progress import PartDone
+from llmserve.errors import ShortageError
+from llmserve.hardware import MemoryKills, addresses, memory
+from llmserve.texts import in_gb
+
+PROGRAM_DONE = "llmserve-done "
+"""Before the share that is done, in a line of its own on the standard output of such a program."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program has ended: its exit code, below 0 for a signal, and its last words."""
+
+    code: int
+    words: str = ""
+
+    @property
+    def reason(self) -> str:
+        if self.words and self.code > 0:
+            return self.words
+        if self.code < 0:
+            return f"it was ended by {signal.Signals(-self.code).name}"
+        return self.words or f"exit status {self.code}"
+
+
+def run_program(
+    arguments: Sequence[str],
+    *,
+    words: str,
+    report: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a program and report the share that it says is done; ``words`` say what it does.
+
+    Raises :class:`ShortageError` if the system has killed it for want of memory.
+    """
+    kills, before = MemoryKills(), memory().free
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **(environment or {})},
+            encoding="utf-8",
+            errors="replace",
+        )
+        report(PartDone(words, 0))
+        with process:
+            try:
+                for line in process.stdout or ():
+                    if line.startswith(PROGRAM_DONE):
+                        report(PartDone(words, float(line[len(PROGRAM_DONE) :])))
+            except BaseException:
+                # Nobody waits for it any more.
+                process.kill()
+                raise
+        errors.seek(0)
+        lines = [line.strip() for line in errors.read().splitlines() if line.strip()]
+    if process.returncode == -signal.SIGKILL and kills.happened():
+        raise ShortageError(
+            f"{words} was killed by the system, which has too little memory: "
+            f"{in_gb(before)} were free when it began",
+            hint="end other programs, use a larger machine, or see what --fit chooses",
+        )
+    last = lines[-1] if lines else ""
+    if process.returncode and addresses() != float("inf"):
+        last += f" (ulimit -v allows it {in_gb(addresses())})"
+    return Ended(process.returncode, last)
