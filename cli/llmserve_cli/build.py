@@ -135,10 +135,9 @@ def build(
         _build_config(ctx, config, force=spec_fields["force"])
         return
     with while_importing():
-        from llmserve.builder import fit as fitting
         from llmserve.builder.plan import suited_recipe
         from llmserve.commands import Status
-        from llmserve.plugin import BuildSpec, Registry, build_spec
+        from llmserve.plugin import BuildSpec, Registry, build_spec, fit_spec
 
     if spec_fields["name"] == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
@@ -153,7 +152,7 @@ def build(
     raise_on_interrupt(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
         try:
-            choice = fitting.fit(
+            choice = fit_spec(
                 spec, registry, serves=False, change=may_change(fit, chosen=True),
                 report=status.update,
             )  # fmt: skip

@@ -109,7 +109,7 @@ def build_stored(
 
 
 def may_change(fit: bool | None, *, chosen: bool) -> bool | None:
-    """Return what ``--fit`` and ``--no-fit`` mean for :func:`llmserve.builder.fit.fit`."""
+    """Return what ``--fit`` and ``--no-fit`` mean for :func:`llmserve.builder.fit.fit_spec`."""
     if fit is None:
         return not chosen
     return True if fit else None

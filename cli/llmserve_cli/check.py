@@ -22,9 +22,8 @@ def check(repository: Path, as_json: bool) -> int:
     \b
     llmserve check model_repository
     """
-    from llmserve.plugin import Registry, check_repository
+    from llmserve.plugin import Registry, Repository, check_repository
     from llmserve.repository.publish import recover
-    from llmserve.repository.repository import Repository
     from llmserve.server.run.machine import too_large
 
     recover(repository)

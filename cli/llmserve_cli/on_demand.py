@@ -99,7 +99,7 @@ def take_on_demand(ctx: click.Context, options: dict[str, Any]) -> OnDemand | No
 
 def limited(on_demand: OnDemand) -> OnDemand:
     """Return the settings with a limit: what the machine has, if the user has given none."""
-    from llmserve.hardware import memory
+    from llmserve.runtime import memory
 
     free = memory().free * _SHARE_OF_FREE
     if on_demand.max_loaded or on_demand.memory or free == float("inf"):

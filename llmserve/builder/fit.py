@@ -120,7 +120,7 @@ def parts_of(needs: Needs) -> str:
     return f"{copies}weights {in_gb(needs.weights)}{cache}, its process {in_gb(needs.process)}"
 
 
-def fit(
+def fit_spec(
     spec: BuildSpec,
     registry: Registry,
     *,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.build import build_spec
-from llmserve.builder.fit import fit
+from llmserve.builder.fit import fit_spec
 from llmserve.builder.home import home, make_private
 from llmserve.builder.plan import (
     BuildSpec,
@@ -142,7 +142,7 @@ class Store:
 
         If the spec names no plugin, the best one for its device is used. Its ``force`` builds the
         model in any case, also if the files of the one before were edited. ``change`` is what
-        :func:`~llmserve.builder.fit.fit` may do for it to fit into this machine.
+        :func:`~llmserve.builder.fit.fit_spec` may do for it to fit into this machine.
         """
         spec = self._located(self._recalled(spec))
         record, why = Record.of(spec), ""
@@ -164,7 +164,7 @@ class Store:
                     report(update)
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
-            choice = fit(spec, registry, serves=True, change=change, report=report)
+            choice = fit_spec(spec, registry, serves=True, change=change, report=report)
             record = replace(record, fitted=choice.chosen())
             try:
                 built = build_spec(choice.spec, registry=registry, report=report)

@@ -177,8 +177,8 @@ NOT_YET_PUBLIC = {
     "llmserve.server.run.guard.PR_SET_PDEATHSIG",
     "llmserve.server.run.guard.name_of_signal",
     "llmserve.server.run.loading.Loading",
-    "llmserve.server.run.machine.memory",
     "llmserve.server.run.machine.note_of_memory",
+    "llmserve.server.run.machine.too_large",
     "llmserve.server.run.tracing.trace_arguments",
     "llmserve.server.settings.FRONTEND",
 }

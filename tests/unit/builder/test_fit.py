@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import llmserve
-from llmserve.builder.fit import Left, fit
+from llmserve.builder.fit import Left, fit_spec
 from llmserve.builder.fit import needs_of as fit_needs
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.builder.size import size_of
@@ -82,7 +82,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Any:
 def fitted(model: Path, plugin: str, *, change: bool | None = False, **options: object) -> Any:
     said: list[str] = []
     spec = BuildSpec(plugin, str(model), options=options)
-    return fit(spec, Registry.load(), serves=True, change=change, report=said.append), said
+    return fit_spec(spec, Registry.load(), serves=True, change=change, report=said.append), said
 
 
 def test_the_size_of_a_model_is_read_from_its_headers(small: Path) -> None:
