@@ -8,7 +8,6 @@ import os
 import shutil
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +22,11 @@ from llmserve.builder.gguf.convert import Refused, convert, end_ids, main
 from llmserve.builder.gguf.header import read_header
 from llmserve.builder.gguf.rope import rope_parameters
 from llmserve.builder.plan import BuildSpec
+from llmserve.builder.programs import Ended
 from llmserve.demo import demo_model_path
 from llmserve.errors import LLMServeError, ModelSourceError, OutputError
 from llmserve.names import model_name_from
+from llmserve.plugin import PartDone
 from llmserve.testing.command import run
 from llmserve.testing.web import http_server, reply
 from tests.gguf_files import CHAT_TEMPLATE, FAMILIES, make_model, write_model
@@ -237,15 +238,15 @@ def test_a_full_disk_is_told_from_other_failures(
     path = tmp_path / "m.gguf"
     write_model(path)
 
-    def here(words: list[str], **_: object) -> CompletedProcess[str]:
-        main(Path(words[-3]), Path(words[-2]), words[-1])
-        return CompletedProcess(words, 0)
+    def here(arguments: list[str], **_: object) -> Ended:
+        main(Path(arguments[-3]), Path(arguments[-2]), arguments[-1])
+        return Ended(0)
 
     def full(*_: object, **__: object) -> None:
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr("llmserve.builder.gguf.conversion.subprocess.run", here)
+        patch.setattr("llmserve.builder.gguf.conversion.run_program", here)
         patch.setattr(PreTrainedModel, "save_pretrained", full)
         with pytest.raises(OutputError, match=f"cannot be written as a folder: .*{words}"):
             llmserve.build("hf", str(path), output=repo)
@@ -326,3 +327,14 @@ def test_one_file_of_a_model_on_the_hub(file: Path, repo: Path) -> None:
 def test_a_file_that_is_not_there(repo: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"no file at ./m\.gguf: name a local"):
         llmserve.build("hf", "./m.gguf", output=repo)
+
+
+def test_a_conversion_says_how_much_is_done(tmp_path: Path, repo: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path)
+    said: list[str] = []
+    build_spec(BuildSpec("hf", str(path), output=repo), report=said.append)
+    shares = [part.share for part in said if isinstance(part, PartDone)]
+    assert len(shares) > 3
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.4
