@@ -14,7 +14,7 @@ unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 # With it, each of the hundreds of processes of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo run test test-long quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo run test test-long quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers bench-size kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -128,6 +128,10 @@ bench-engines: .venv/.ready
 # environments of the others in build (2 GB); says of one that cannot be had why.
 bench-peers: .venv/.ready
 	@$(BIN)/python -m plugins.tools.bench.peers
+
+# Models of 0.5 to 8 B parameters, made, built and served one by one: 40 GB of disk, and hours.
+bench-size: .venv/.ready
+	@$(BIN)/python plugins/openvino/bench/size.py $(SIZES)
 
 # For each engine an hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure,
 # no leftovers, and constant memory; SOAK=600 for ten minutes. Then streams through the gateway, of which

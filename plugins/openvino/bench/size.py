@@ -1,6 +1,6 @@
 """What models of the size that people have take: each is made, built and served, one by one.
 
-    python plugins/openvino/bench/size.py [--sizes 0.5,1,3,8] [--plugins openvino] [--formats bf16]
+    python plugins/openvino/bench/size.py [SIZE:FORMAT[:PLUGIN] …]     such as 0.5:int8 1:auto:hf
 
 The table has the most memory of each phase, of all its processes together, and its seconds. A
 page that several share counts once, as a part for each (PSS). Beside the sum is what of it no file
