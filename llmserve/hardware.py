@@ -25,14 +25,14 @@ _NVIDIA = "nvidia-smi"
 
 
 @dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """Bytes that are free, and that there are in all; infinite if that is not known."""
 
     free: float
     total: float
 
 
-def memory(root: Path = _ROOT) -> Memory:
+def memory(root: Path = _ROOT) -> MachineMemory:
     """Return the memory of this machine or this container; ``root`` is the system's folder."""
     free, total = math.inf, math.inf
     with suppress(OSError, ValueError, KeyError):
@@ -43,7 +43,7 @@ def memory(root: Path = _ROOT) -> Memory:
             limit, used, reclaimable = group.read()
             # The kernel reclaims cached file contents on demand.
             free, total = min(free, max(0.0, limit - used + reclaimable)), min(total, limit)
-    return Memory(free, total)
+    return MachineMemory(free, total)
 
 
 def addresses() -> float:
@@ -52,7 +52,7 @@ def addresses() -> float:
     return math.inf if limit == resource.RLIM_INFINITY else float(limit)
 
 
-def gpu_memory() -> Memory | None:
+def gpu_memory() -> MachineMemory | None:
     """Return the memory of the GPU that has most of it free, None if none can be asked."""
     if not shutil.which(_NVIDIA):
         return None
@@ -60,7 +60,7 @@ def gpu_memory() -> Memory | None:
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
         rows = (map(float, row.split(",")) for row in answer.stdout.splitlines())
-        found = [Memory(free * _MIB, total * _MIB) for free, total in rows]
+        found = [MachineMemory(free * _MIB, total * _MIB) for free, total in rows]
         return max(found, key=lambda one: one.free)
     return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.hardware import Memory, MemoryKills, computes_in, gpu_memory, memory
+from llmserve.hardware import MachineMemory, MemoryKills, computes_in, gpu_memory, memory
 
 MEMINFO = "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n"
 
@@ -26,8 +26,8 @@ def write(root: Path, **files: str) -> Path:
 
 
 def test_a_machine_without_limits_has_what_it_has(tmp_path: Path) -> None:
-    assert memory(tmp_path) == Memory(inf, inf)
-    assert memory(write(tmp_path, proc__meminfo=MEMINFO)) == Memory(8e6 * 1024, 16e6 * 1024)
+    assert memory(tmp_path) == MachineMemory(inf, inf)
+    assert memory(write(tmp_path, proc__meminfo=MEMINFO)) == MachineMemory(8e6 * 1024, 16e6 * 1024)
 
 
 @pytest.mark.parametrize("inside", ["", "/service"])
@@ -39,7 +39,7 @@ def test_the_limit_of_a_group_above_counts(tmp_path: Path, inside: str) -> None:
         sys__fs__cgroup__user__memory_DOT_stat="anon 1\ninactive_file 500000",
         sys__fs__cgroup__user__service__memory_DOT_max="max",
     )  # fmt: skip
-    assert memory(root) == Memory(2_500_000, 3_000_000)
+    assert memory(root) == MachineMemory(2_500_000, 3_000_000)
 
 
 def test_groups_of_the_first_version_count(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_groups_of_the_first_version_count(tmp_path: Path) -> None:
         sys__fs__cgroup__memory__mine__memory_DOT_usage_in_bytes="3100000",
         sys__fs__cgroup__memory__mine__memory_DOT_stat="total_inactive_file 0",
     )  # fmt: skip
-    assert memory(root) == Memory(0, 3_000_000)
+    assert memory(root) == MachineMemory(0, 3_000_000)
 
 
 def test_kills_are_counted_where_they_are_told(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_gpu_with_most_memory_free_is_the_one(
     tool.write_text("#!/bin/sh\necho '1000, 24000'\necho '20000, 24000'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert gpu_memory() == Memory(20000 << 20, 24000 << 20)
+    assert gpu_memory() == MachineMemory(20000 << 20, 24000 << 20)
     tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
     assert gpu_memory() is None
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from llmserve.builder.server_file import ServerFile
 from llmserve.contract.report import ModelReport, OnDemandReport, ServerReport, State
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.hardware import Memory
+from llmserve.hardware import MachineMemory
 from llmserve.repository.repository import Repository
 from llmserve.server import OnDemand, ServerSettings
 from llmserve_cli.described import Described, Description
@@ -75,10 +75,10 @@ def test_options_that_make_no_sense_are_refused(words: list[str], why: str) -> N
 
 
 def test_without_a_limit_the_machine_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmserve.hardware.memory", lambda: Memory(10e9, 20e9))
+    monkeypatch.setattr("llmserve.hardware.memory", lambda: MachineMemory(10e9, 20e9))
     assert limited(OnDemand()) == OnDemand(memory=9e9)
     assert limited(OnDemand(max_loaded=2)) == OnDemand(max_loaded=2)
-    monkeypatch.setattr("llmserve.hardware.memory", lambda: Memory(inf, 20e9))
+    monkeypatch.setattr("llmserve.hardware.memory", lambda: MachineMemory(inf, 20e9))
     assert limited(OnDemand()) == OnDemand()
 
 
