@@ -156,7 +156,6 @@ def test_only_the_workarounds_use_patterns_on_what_a_server_says() -> None:
         if "\nimport re\n" in path.read_text(encoding="utf-8")
     }
     assert users <= {
-        "llmserve/client/http_answer.py",
         "llmserve/client/workarounds.py",
         "llmserve/client/script.py",
         "llmserve/client/value_script.py",
