@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def _absent(path: str) -> str:
 
 
 def _meant(path: str, known: Collection[str]) -> str:
-    """Return where a client with a wrong base address wanted to go; nothing if that is unclear."""
+    """Return where a client with a wrong address wanted to go; nothing if that is unclear."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"] and "v1" not in parts:
         there = _OLLAMA.get(parts[1] if parts[1:] else "")
@@ -114,7 +115,9 @@ def _meant(path: str, known: Collection[str]) -> str:
         for place in (f"/v1/{rest}", f"/{rest}"):
             if place in known and place != path and before not in {*known} - {place}:
                 return f": {place} is; {_BASE}"
-    return ""
+    # Paths have much in common by chance, as /v1/messages and /v1/messages/batches do.
+    close = get_close_matches(path, known, n=1, cutoff=0.85)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def make_app(

@@ -754,6 +754,10 @@ class SeeingTriton(Triton):
         ("/api/none", "/v1"),
         ("/v1", "/v1/models"),
         ("/v1/", "/v1/models"),
+        ("/v1/chatcompletions", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/chatcompletions", "/v1/chat/completions"),
+        ("/v1/embedding", "/v1/embeddings"),
     ],
 )
 def test_a_wrong_base_address_is_told_the_right_one(path: str, meant: str) -> None:
