@@ -12,6 +12,7 @@ from llmserve.errors import (
     ContextLengthError,
     LLMServeError,
     ModelNotReadyError,
+    UnreachableError,
     UnsupportedOptionError,
     UsageError,
 )
@@ -150,6 +151,9 @@ def _from_failure(error: ClientError, names: Mapping[str, str]) -> ApiError:
     param = names.get(error.param, error.param) if error.param else None
     if isinstance(error, ModelNotReadyError):
         param = "model"
+    elif isinstance(error, UnreachableError):
+        # What a user of the command line can do about it is nothing to a client of this API.
+        message = f"{error.problem}: try again in a moment"
     elif row.code == "no_chat_template":
         message = "this model has no chat template: use /v1/completions, or another model"
     elif isinstance(error, UnsupportedOptionError) and param != error.param:

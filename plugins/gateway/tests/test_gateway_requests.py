@@ -363,6 +363,13 @@ def test_failures_in_openais_format(
     assert (api_error.status, api_error.param, api_error.code) == (status, param, code)
 
 
+def test_a_client_without_a_command_line_is_told_nothing_of_its_options() -> None:
+    nowhere = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
+    error = from_llmserve(translate("UNAVAILABLE", nowhere, Target("127.0.0.1:8001", "m")))
+    assert error.message == "no Triton answers at 127.0.0.1:8001: try again in a moment"
+    assert int(error.headers["retry-after"]) > 0
+
+
 def test_a_client_waits_for_a_model_that_has_died() -> None:
     error = from_llmserve(refused("model_died"))
     assert int(error.headers["retry-after"]) > 0
