@@ -17,7 +17,7 @@ import click
 from llmserve.commands import assigned
 from llmserve.errors import ClientError, LLMServeError, OptionError, UsageError
 from llmserve.plugin import near
-from llmserve.runtime.contract import ALIASES, FILL_CONTEXT, MESSAGES, OPTIONS
+from llmserve.runtime.contract import ALIASES, API_NAMES, FILL_CONTEXT, MESSAGES, OPTIONS
 from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
 from llmserve_cli.habits import IN_A_CONVERSATION
 from llmserve_cli.options import range_of
@@ -217,6 +217,9 @@ def _set(conversation: Conversation, argument: str) -> str:
     """Set an option of the requests to come, as ``query --set`` does for one."""
     name, _, text = argument.replace("=", " ", 1).partition(" ")
     name, text = name.replace("-", "_"), text.strip()
+    if conversation.info is not None and conversation.info.input_of(name) is None:
+        # As OpenAI's API calls it: `stop` is stop_words.
+        name = next((own for own, api in API_NAMES.items() if api == name), name)
     options = conversation.options
     if not text:
         chosen = {name: options.get(name, "its default")} if name else options

@@ -146,7 +146,7 @@ def test_commands_change_the_conversation(conversation: Conversation) -> None:
 
 
 def test_options_are_set_for_the_messages_to_come() -> None:
-    client = client_of("messages", "temperature", "max_tokens", "ignore_eos")
+    client = client_of("messages", "temperature", "max_tokens", "ignore_eos", "stop_words")
     conversation = Conversation(client, "m")
 
     def run(line: str) -> str:
@@ -172,6 +172,10 @@ def test_options_are_set_for_the_messages_to_come() -> None:
             run(line)
     list(conversation.ask("two"))
     assert "temperature" not in client.requests[1]
+    # As OpenAI's API calls it.
+    assert run("/set stop END") == "stop_words=END, from the next message on"
+    assert run("/set stop").startswith("stop_words=END; ")
+    assert run("/set stop default").startswith("stop_words has its default")
     # What others call them.
     assert run("/clear") == "a new conversation"
     assert conversation.turns == []
