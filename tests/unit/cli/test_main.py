@@ -279,10 +279,12 @@ def test_a_closed_pipe_ends_a_command_as_sigpipe_would(site: Path, words: list[s
 
 def test_a_stream_that_is_closed_from_the_start_stops_no_command(site: Path) -> None:
     """Python sets a standard stream that the parent process closed to None."""
+    # No server of this user is found there, as one that is loading its models.
+    environment = {**with_path(site), "XDG_RUNTIME_DIR": str(site)}
     for words, code in {"plugins >&-": 0, "query demo <&-": 2}.items():
         script = f"exec {shlex.quote(sys.executable)} -m llmserve_cli {words}"
         result = subprocess.run(
-            ["sh", "-c", script], capture_output=True, text=True, env=with_path(site), check=False
+            ["sh", "-c", script], capture_output=True, text=True, env=environment, check=False
         )
         assert result.returncode == code, result.stderr
 
