@@ -76,10 +76,20 @@ class BatchClient:
         answers: BatchAnswers,
         on_line: Callable[[dict[str, Any]], None],
     ) -> None:
+        asyncio.get_running_loop().set_exception_handler(_tell_unless_interrupted)
         async with self._api.session() as session:
             server = _HttpServer(self._api, session, self._concurrency, self._timeout)
             job = BatchJob(requests, answers, name=str(answers.path), on_line=on_line)
             await BatchEngine(server, patience=self._patience).answer(job)
+
+
+def _tell_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what no task has taken, but an interrupt: it is raised wherever it comes.
+
+    In a task of a line, that line has it, and the whole program too.
+    """
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 class _HttpServer:

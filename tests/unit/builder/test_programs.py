@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from llmserve.builder import programs
 from llmserve.builder.programs import PROGRAM_DONE, Ended, run_program
 from llmserve.builder.progress import PartDone
 from llmserve.errors import ShortageError
+from llmserve.hardware import MemoryKills
 
 
 def run(code: str) -> tuple[Ended, list[str]]:
@@ -44,6 +44,6 @@ def test_a_kill_for_want_of_memory_is_named_so(monkeypatch: pytest.MonkeyPatch) 
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     ended, _ = run(code)
     assert ended.reason == "it was ended by SIGKILL"
-    monkeypatch.setattr(programs.MemoryKills, "happened", lambda _: True)
+    monkeypatch.setattr(MemoryKills, "happened", lambda _: True)
     with pytest.raises(ShortageError, match=r"converting it was killed by the system, which has"):
         run(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import BatchRequests, answer_line, open_answers
+from llmserve.client import BatchClient, BatchRequests, answer_line, open_answers
 from llmserve.contract.report import FrontendReport, ModelReport, ServerReport, State
 from llmserve.errors import RequestRejectedError, UnreachableError, UsageError
 from llmserve.server import Running
@@ -520,6 +521,19 @@ def wait_for_lines(output: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+def test_an_interrupt_in_the_middle_of_a_line_is_told_once(
+    tmp_path: Path, server: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(line: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    requests = BatchRequests(write(tmp_path / "in", [request(n) for n in names(8)]))
+    with open_answers(tmp_path / "out", requests) as answers, pytest.raises(KeyboardInterrupt):
+        BatchClient(server.url).answer(requests, answers, interrupted)
+    gc.collect()
+    assert not caplog.records
+
+
 def test_a_batch_that_is_killed_three_times_asks_nothing_twice_that_is_answered(
     tmp_path: Path, server: Script
 ) -> None:
@@ -534,6 +548,7 @@ def test_a_batch_that_is_killed_three_times_asks_nothing_twice_that_is_answered(
         assert process.returncode != 0
         if end == signal.SIGINT:
             assert words.splitlines()[-1] == "llmserve: interrupted"
+            assert "Traceback" not in words
             assert "of 200 requests are answered: run the same command again" in words
         whole = output.read_bytes().rpartition(b"\n")[0].splitlines()
         answered = [json.loads(line)["custom_id"] for line in whole]
