@@ -12,7 +12,7 @@ from llmserve.server.workarounds import DEATH_REPORTED
 
 GONE = 2.0
 """Seconds after which a missing folder is not one that a build is replacing."""
-_RELOAD_BEGINS = 15.0 + POLL
+RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
 _ENDS_WITHIN = 3.0
 """Seconds within which the process of a model that raised an error ends by itself."""
@@ -49,6 +49,8 @@ def _notice_start(triton: TritonMemory, seen: TritonPicture, now: float) -> None
         for model in models:
             if why := start.failures.get(model.name):
                 model.failed(now, f"it failed to load: {why}")
+        if not start.failures:
+            _leave_out_new(triton, models, start.problem, now)
         triton.lost(now, start.problem)
         return
     triton.starts += 1
@@ -68,6 +70,17 @@ def _notice_start(triton: TritonMemory, seen: TritonPicture, now: float) -> None
             triton.emptied = False
 
 
+def _leave_out_new(
+    triton: TritonMemory, models: list[ModelMemory], problem: str, now: float
+) -> None:
+    """Start next without what this Triton never had: it may be what ends Triton itself."""
+    new = [model for model in models if not model.served]
+    if len(new) < len(models) or triton.may_be_empty:
+        for model in new:
+            model.failed(now, f"Triton does not start with it: {problem}")
+            model.cost_restart = True
+
+
 def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Action]:
     actions: list[Action] = []
     if seen.is_loading:
@@ -84,7 +97,13 @@ def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> lis
             model.died_at, model.how = now, model_seen.died
         if model.state is not State.UNLOADED:
             _check_folder(triton, model, now, has_folder=model_seen.has_folder)
-        if model.alive and model.died_at is not None:
+        if model.alive and model.died_at is not None and _answers_meanwhile(triton, model, seen):
+            if not model_seen.is_loading:
+                # Triton has reported it, as a load that failed.
+                model.died_at = None
+            elif now - model.died_at > DEATH_REPORTED:
+                _died_loading(triton, model, seen, now)
+        elif model.alive and model.died_at is not None:
             model.died(now, f"its process has died: {model.how}")
             _quote(triton, model, seen)
             model.died_at = None
@@ -98,6 +117,15 @@ def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> lis
     return actions
 
 
+def _answers_meanwhile(triton: TritonMemory, model: ModelMemory, seen: TritonPicture) -> bool:
+    """Return whether the process that has died was another than those that answer until then."""
+    of_it, loads = seen.of(model.name), triton.loads.values()
+    before = [
+        load.former_processes.get(model.name) for load in loads if load.start == triton.starts
+    ]
+    return not of_it.loads and any(each and each <= of_it.processes for each in before)
+
+
 def _check_loading(
     triton: TritonMemory, model: ModelMemory, seen: TritonPicture, now: float
 ) -> list[Action]:
@@ -107,7 +135,9 @@ def _check_loading(
         model.loaded(now)
         triton.emptied = False
     elif why := loading.not_asked:
-        model.failed(now, f"it cannot be read: {why}")
+        why = f"it cannot be read: {why}"
+        # A disk that is full, or a build that replaces the folder, may only be so for a moment.
+        (model.died if model.served else model.failed)(now, why)
     elif why := loading.failure:
         if model.served and not loading.is_hopeless:
             model.died(now, f"it failed to load: {why}")
@@ -121,7 +151,7 @@ def _check_loading(
             return [Kill(triton.number, model.name)]
     elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
         _died_loading(triton, model, seen, now)
-    elif now - max(model.since, triton.loading_at) > _RELOAD_BEGINS:
+    elif now - max(model.since, triton.loading_at) > RELOAD_BEGINS:
         if model.served:
             triton.lost(now, f"Triton does not load {model.name}")
         else:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from llmserve.contract.report import State
 from llmserve.server.keep.actions import Action, Drop, GiveUp, Kill
-from llmserve.server.keep.deaths import ask_to_load
+from llmserve.server.keep.deaths import RELOAD_BEGINS, ask_to_load
 from llmserve.server.keep.memory import LoadUnderWay, Stage, TritonMemory, UnloadUnderWay
 from llmserve.server.keep.picture import TritonPicture
 from llmserve.server.run.activity import BUSY
@@ -48,11 +48,17 @@ def begin_load(
         # Its clients did not ask for that.
         triton.lines.append(f"{name}: is loaded again, as a user asks")
     load = triton.loads[name] = LoadUnderWay(
-        names, now, triton.starts, former=tuple(former), former_processes=seen.of(name).processes,
-        tries=tries, was_served=model.served,
+        names, now, triton.starts, former=tuple(former), tries=tries, was_served=model.served,
+        former_processes={each: seen.of(each).processes for each in names},
     )  # fmt: skip
     for each in names:
         triton.models[each].load_requested(now)
+    for unload in triton.unloads.values():
+        # A part that is not dropped yet is needed again.
+        unload.names = (
+            unload.model,
+            *(n for n in unload.names[1:] if n in unload.dropped or n not in names),
+        )
     # One that is to be restarted loads it then; one that is being restarted is asked afterwards.
     load.is_asked = triton.triton.alive
     return [ask_to_load(triton, name)] if load.is_asked else []
@@ -118,6 +124,8 @@ def _follow_load(
         return _fail(triton, load, seen, why, now)
     # A Triton that was restarted meanwhile has loaded it.
     is_loaded = load.start != triton.starts or all(seen.of(name).loads for name in load.names)
+    if model.alive and not is_loaded and now - max(load.since, triton.loading_at) > RELOAD_BEGINS:
+        triton.lost(now, f"Triton does not load {load.model}")
     if not (is_loaded and model.alive):
         return []
     load.loaded_at = load.loaded_at or now
@@ -183,7 +191,8 @@ def _finish_load(
     model = triton.models[load.model]
     if load.former and load.start == triton.starts:
         # Its old processes may still send requests to what it does not have any more.
-        is_needed = not load.former_processes.isdisjoint(seen.of(load.model).processes)
+        before = load.former_processes[load.model]
+        is_needed = not before.isdisjoint(seen.of(load.model).processes)
         model.former = ()
         for part in load.former:
             # A Triton that is restarted meanwhile does not load them.

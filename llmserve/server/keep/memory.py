@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -57,7 +57,8 @@ class LoadUnderWay:
     """Whether Triton was asked; one that is being restarted is asked later, if need be."""
     former: tuple[str, ...] = ()
     """What an earlier build of it was made of, which goes afterwards."""
-    former_processes: frozenset[int] = frozenset()
+    former_processes: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The processes of each of its names when it was asked for."""
     loaded_at: float | None = None
     tries: int = 1
     was_served: bool = False
@@ -153,6 +154,10 @@ class TritonMemory:
         """Return the parts of a model that no other one that is loaded has."""
         others = [m for m in self.models.values() if m.name != name and not m.state.is_down]
         needed = {part for other in others for part in (*other.parts, *other.former)}
+        # One that has failed is still followed, with its parts, until that is noticed.
+        needed |= {
+            part for load in self.loads.values() if load.model != name for part in load.names
+        }
         model = self.models.get(name)
         own = (*model.parts, *model.former) if model else ()
         return [part for part in own if part not in needed]

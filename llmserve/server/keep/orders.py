@@ -23,9 +23,12 @@ def carry_out(desired: Desired, picture: Picture, memory: Memory) -> list[Action
     while order.left:
         triton = memory.tritons[order.left[0]]
         name = order.order.model
-        if triton.is_given_up or triton.is_changing(name):
-            error = ServerError("Triton has ended", hint="see `llmserve status`")
-            return [*actions, *_refuse(memory, error)] if triton.is_given_up else actions
+        if triton.is_given_up:
+            # The others go on, with the same models.
+            order.left, order.has_begun = order.left[1:], False
+            continue
+        if triton.is_changing(name):
+            return actions
         if not order.has_begun:
             if refusal := _why_not(triton, order.order):
                 return _refuse(memory, refusal)
@@ -42,6 +45,9 @@ def carry_out(desired: Desired, picture: Picture, memory: Memory) -> list[Action
             error = ServerError(f"model {name!r} failed to load: {why}", hint=hint)
             return [*actions, *_refuse(memory, error)]
         order.left, order.has_begun = order.left[1:], False
+    if all(triton.is_given_up for triton in memory.tritons):
+        error = ServerError("Triton has ended", hint="see `llmserve status`")
+        return [*actions, *_refuse(memory, error)]
     memory.order = None
     return [*actions, Fulfil(order.order)]
 

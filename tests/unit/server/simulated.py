@@ -116,12 +116,18 @@ class Triton:
         if self.starting and not left:
             self.ended = "exit code 1"
             self.start = StartPicture("no model loads", broken)
+        elif self.world.deadly.intersection(self.starting):
+            self.ended = "exit code 1"
+            self.start = StartPicture("exit code 1")
         else:
             self.ended, self.start = "", StartPicture(failures=broken)
             self.has(*left)
 
     def _load(self, name: str, model: Model) -> None:
         model.loads_at = None
+        if name in self.world.deadly:
+            self.end("exit code 1")
+            return
         if why := self.world.why_not(name):
             model.failure = why
             return
@@ -174,6 +180,8 @@ class World:
         self.offered = [*names]
         self.broken: dict[str, str] = {}
         self.removed: set[str] = set()
+        self.deadly: set[str] = set()
+        """Models that end the Triton that loads them."""
         self.graphs: set[str] = set()
         self.not_asked = ""
         self.sizes: dict[str, float] = {}

@@ -85,9 +85,11 @@ def test_what_is_seen_of_a_model_that_answers(
         (ModelPicture(failure="RuntimeError: busy"), False, State.FAILED,
          [GiveUp(0, "a", loaded_before=False)]),
         (ModelPicture(not_asked="no config.pbtxt"), False, State.FAILED, []),
+        (ModelPicture(not_asked="no config.pbtxt"), True, State.RESTARTING, []),
         (ModelPicture(is_loading=True), False, State.LOADING, []),
     ],
-    ids=["loaded", "may succeed", "hopeless", "failed at first", "cannot be asked", "loads"],
+    ids=["loaded", "may succeed", "hopeless", "failed at first", "cannot be asked",
+         "cannot be asked for a moment", "loads"],
 )  # fmt: skip
 def test_what_is_seen_of_a_model_that_loads(
     seen: ModelPicture, served: bool, state: State, expected: list[Action]
@@ -300,6 +302,97 @@ def test_a_reload_that_fails_leaves_the_old_model_and_says_why() -> None:
     assert [each for each in world.done if isinstance(each, GiveUp)] == [
         GiveUp(0, "a", loaded_before=True)
     ], "or Triton would try it again and again"
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_process_that_dies_while_another_answers_is_no_death_of_the_model(reported: bool) -> None:
+    """Triton may report it; if it waits for that process instead, it loads nothing any more."""
+    world = World("a", "b")
+    order = world.order("reload", "a")
+    world.step()
+    model = world.tritons[0].of("a")
+    model.loads_at, model.died = float("inf"), KILLED
+    world.run(1)
+    assert world.states() == {"a": "ready", "b": "ready"}, "the old one answers"
+    if reported:
+        model.loads_at, model.failure = None, "its process ended"
+        assert "failed to load: its process ended" in world.outcome(order)
+        world.run(30)
+    else:
+        assert world.outcome(order) == ""
+    assert world.tritons[0].started_with == ([] if reported else [("a", "b")])
+    assert world.states() == {"a": "ready", "b": "ready"}
+
+
+def test_the_one_that_answers_may_die_while_another_is_loaded() -> None:
+    world = World("a")
+    order = world.order("reload", "a")
+    world.step()
+    world.tritons[0].kill("a")
+    world.step()
+    assert world.states() == {"a": "restarting"}
+    assert world.outcome(order) == ""
+    assert world.tritons[0].started_with == []
+
+
+def test_a_triton_that_does_not_begin_to_load_a_model_that_answers_is_restarted() -> None:
+    world = World("a", "b")
+    order = world.order("reload", "a")
+    world.step()
+    world.tritons[0].of("a").loads_at = None
+    assert world.outcome(order) == ""
+    assert "triton: restarting (Triton does not load a)" in world.lines
+    assert world.tritons[0].started_with == [("a", "b")]
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_new_model_that_ends_triton_itself_does_not_take_the_others_with_it(
+    on_demand: bool,
+) -> None:
+    world = World("a", "b", on_demand=OnDemand() if on_demand else None, loaded=("a",))
+    world.deadly.add("b")
+    asked = world.hold("b") if on_demand else world.order("reload", "b")
+    world.run_until(lambda: asked in world.outcomes)
+    assert "Triton does not start with it: exit code 1" in world.outcomes[asked]
+    world.run(60)
+    assert world.states() == {"a": "ready", "b": "failed"}
+    assert world.serving() == {"a"}
+    assert world.tritons[0].started_with == [("a", "b"), ("a",)]
+
+
+def test_a_replica_that_is_given_up_leaves_the_others_to_an_order() -> None:
+    world = World("a", replicas=3)
+    order = world.order("reload", "a")
+    world.step()
+    world.memory.tritons[0].triton.failed(world.now, "no GPU")
+    assert world.outcome(order) == ""
+    assert [triton.of("a").loads for triton in world.tritons] == [0, 1, 1]
+
+
+def test_a_part_that_is_needed_again_is_not_unloaded() -> None:
+    world = World("a", "b", on_demand=OnDemand(), loaded=("a",), a=("p",), b=("p",))
+    world.order("unload", "a")
+    world.step()
+    hold = world.hold("b")
+    world.run_until(lambda: hold in world.outcomes)
+    world.run(20)
+    assert world.serving() == {"b", "p"}
+    assert world.dropped() == ["a"]
+
+
+def test_a_model_that_is_unloaded_leaves_the_parts_of_one_that_failed_meanwhile() -> None:
+    """The load of that is still followed: it fails once Triton is back."""
+    world = World("a", "b", on_demand=OnDemand(), loaded=("b",), a=("p",), b=("p",))
+    hold = world.hold("a")
+    world.step()
+    world.tritons[0].end()
+    world.removed.add("a")
+    world.run_until(lambda: world.tritons[0].starts_at)
+    order = world.order("unload", "b")
+    world.run_until(lambda: hold in world.outcomes and order in world.outcomes)
+    assert "a is gone" in world.outcomes[hold]
+    world.run(20)
+    assert world.serving() == set()
 
 
 def test_a_new_model_that_fails_leaves_nothing_behind() -> None:
