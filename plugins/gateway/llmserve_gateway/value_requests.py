@@ -403,7 +403,9 @@ def read_score(values: Values) -> ValueRequest:
         if first is not None and second is not None:
             break
     else:
-        raise bad_request("send text_1 and text_2, or queries and documents", "text_1")
+        halves = (right for left, right in _PAIRS if values[left] is not None)
+        missing = next(halves, _SIDES[0][0]).name
+        raise bad_request("send text_1 and text_2, or queries and documents", missing)
     if len(first) not in (1, len(second)):
         what = f"{left.name} must be one text, or as many as {right.name}"
         raise bad_request(f"{what}: {len(first)} and {len(second)}", left.name)
