@@ -5,6 +5,7 @@ While models load, the log is the only source, since Triton opens its ports afte
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter, deque
@@ -104,9 +105,16 @@ class ServerLog:
 
     def read(self) -> None:
         """Read the lines written since the last call."""
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    # Someone has emptied it, to keep it small.
+                    self._offset, self._partial_line = 0, b""
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            # Someone has removed it: nothing more is known until the next start.
+            return
         self._offset += len(new)
         *lines, self._partial_line = (self._partial_line + new).split(b"\n")
         for line in lines:

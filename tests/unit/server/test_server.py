@@ -331,6 +331,23 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
     assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
 
 
+def test_a_log_that_someone_empties_or_removes_ends_no_server(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(FAILED)
+    log = ServerLog(path)
+    path.write_text(LOADED)
+    log.read()
+    assert log.loads["gpt2"] == 1
+    path.unlink()
+    log.read()
+    path.write_text(LOADED)
+    log.read()
+    assert log.loads["gpt2"] == 1, "as long as what was read"
+    path.write_text(LOADED * 2)
+    log.read()
+    assert log.loads["gpt2"] == 2
+
+
 def test_the_line_that_may_explain_an_end_is_a_recent_one_and_no_ordinary_one(
     tmp_path: Path,
 ) -> None:
