@@ -146,12 +146,14 @@ _WAIT4 = ("61", "260")
 def waited_for(waiting: int) -> set[int]:
     """Return the processes whose end a thread of the process ``waiting`` waits for."""
     processes = set()
-    for thread in Path(f"/proc/{waiting}/task").glob("*/syscall"):
-        # Errors: the thread has ended, or is in no system call, which is reported as a single word.
-        with suppress(OSError, ValueError):
-            call, first, *_ = thread.read_text(encoding="ascii").split()
-            if call in _WAIT4:
-                processes.add(int(first, 16))
+    # Errors: it has ended.
+    with suppress(OSError):
+        for thread in Path(f"/proc/{waiting}/task").iterdir():
+            # Errors: the thread has ended, or is in no system call: that is a single word.
+            with suppress(OSError, ValueError):
+                call, first, *_ = (thread / "syscall").read_text(encoding="ascii").split()
+                if call in _WAIT4:
+                    processes.add(int(first, 16))
     return processes
 
 

@@ -66,10 +66,12 @@ def processor_time(fields: list[str]) -> float:
 
 def _waited(process: int) -> dict[str, float]:
     waited = {}
-    for thread in Path(f"/proc/{process}/task").glob("*"):
-        with suppress(OSError, ValueError, IndexError):
-            counted = (thread / "schedstat").read_text(encoding="ascii").split()
-            waited[thread.name] = int(counted[1]) / 1e9
+    # It may end meanwhile, as a whole or some of its threads.
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with suppress(OSError, ValueError, IndexError):
+                counted = (thread / "schedstat").read_text(encoding="ascii").split()
+                waited[thread.name] = int(counted[1]) / 1e9
     return waited
 
 

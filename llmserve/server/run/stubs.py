@@ -42,6 +42,8 @@ class Stubs:
         self._waited_for: set[int] = set()
         self._checked_at = 0.0
         self._members: set[int] = set()
+        self._parents: dict[int, int] = {}
+        """Of each member, if that was asked for since the last poll."""
         self._stops = Stops()
         self._memory_kills = MemoryKills(root)
 
@@ -52,6 +54,7 @@ class Stubs:
         """
         died: dict[str, End] = {}
         alive = self._members = members(self._group)
+        self._parents.clear()
         for process in alive - self._models.keys():
             if (model := _model_of(process)) is not None:
                 self._models[process] = model
@@ -113,7 +116,8 @@ class Stubs:
         Those are resident ones, so that what processes share is counted for each.
         """
         processes = {*self.of(model)}
-        parents = {process: _parent(process) for process in self._members}
+        self._parents = self._parents or {each: _parent(each) for each in self._members}
+        parents = self._parents
         found = [process for process in parents if _descends(process, processes, parents)]
         sizes = [_resident(process) for process in found]
         return sum(now for now, _ in sizes), sum(most for _, most in sizes)

@@ -17,10 +17,13 @@ import pytest
 from llmserve.contract.report import ServerReport, State
 from llmserve.errors import ServerError
 from llmserve.server.keep.control import ask, listening
+from llmserve.server.run import stubs
+from llmserve.server.run.activity import Activity
 from llmserve.server.run.ends import End
 from llmserve.server.run.guard import members, state_of
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.server import connections
+from llmserve.server.workarounds import waited_for
 from tests.live.servers import eventually
 
 Start = Callable[[str], "subprocess.Popen[bytes]"]
@@ -138,6 +141,38 @@ def test_a_process_that_its_parent_ended_has_not_died(start: Start) -> None:
     process.kill()
     process.wait()
     assert all(stubs.poll() == {} for _ in range(3))
+
+
+def test_a_process_that_ends_while_its_threads_are_listed_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def list_nothing(_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "listdir", list_nothing)
+    monkeypatch.setattr(os, "scandir", list_nothing)
+    assert Activity.of([os.getpid()]).waited == {}
+    assert waited_for(os.getpid()) == set()
+
+
+def test_the_memory_of_many_models_is_measured_with_one_look_at_each_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start("one_0_0")
+    group = Stubs(process.pid)
+    eventually(lambda: not group.poll() and group.of("one"))
+    looks: list[int] = []
+
+    def look(process: int) -> list[str]:
+        looks.append(process)
+        return state_of(process)
+
+    monkeypatch.setattr(stubs, "state_of", look)
+    assert group.memory("one")[0] > 0
+    assert [group.memory("another") for _ in range(10)] == [(0, 0)] * 10
+    assert looks == [process.pid]
+    group.poll()
+    assert group.memory("one")[0] > 0, "and again after the next"
 
 
 def test_connections_are_counted_while_both_ends_are_open() -> None:
