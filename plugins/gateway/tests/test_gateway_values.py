@@ -327,7 +327,7 @@ WRONG = [
     ("/v2/rerank", {**R_TEXT, "return_documents": 1}, "return_documents", "true or false"),
     ("/v1/rerank", {**R_TEXT, "rank_fields": ["a"]}, "rank_fields", "only the text"),
     ("/rerank", {**R_TEXT, "use_activation": False}, "use_activation", "raw numbers"),
-    ("/score", {"model": "r", "text_1": "a"}, "text_1", "text_1 and text_2"),
+    ("/score", {"model": "r", "text_1": "a"}, "text_2", "text_1 and text_2"),
     ("/score", {**S_TEXT, "text_1": ["a", "b"]}, "text_1", "2 and 1"),
     ("/v1/score", {**S_TEXT, "text_2": [{"content": []}]}, "text_2", r"text_2\[0\]"),
     ("/classify", {**C_TEXT, "text_pair": ["a", "b"]}, "text_pair", "as many"),
