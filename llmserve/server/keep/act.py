@@ -78,8 +78,9 @@ class Actor:
                 self._load(running, names)
             case actions.Drop(models=names):
                 for name in names:
-                    # It may have been withdrawn meanwhile, which is the same.
-                    with suppress(OSError):
+                    # It may have been withdrawn meanwhile, which is the same. One that was started
+                    # again beside a multi-process engine cannot: it is restarted without it.
+                    with suppress(OSError, LLMServeError):
                         running.server.drop(name)
             case actions.Kill(model=name, processes=processes):
                 running.server.stubs.kill(name, processes)

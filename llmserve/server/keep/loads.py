@@ -218,6 +218,8 @@ def _follow_unload(
     # Its files must stay while it is being loaded (workarounds.FILES_GONE).
     if unload.stage is Stage.SETTLED and not any(seen.of(n).is_loading for n in unload.names):
         return _drop(triton, unload, seen, now)
+    if unload.stage is Stage.SETTLED and now - unload.since > triton.ready_timeout:
+        triton.lost(now, f"Triton waits for {unload.model}", fault=False)
     if unload.stage is Stage.GONE:
         _check_whether_gone(triton, unload, seen, now)
     if unload.stage is Stage.ENDED:

@@ -119,7 +119,7 @@ class TritonMemory:
     """Whether it can load and unload models while it runs."""
     on_demand: bool = False
     ready_timeout: float = 900.0
-    """Seconds for a model that is loaded on demand."""
+    """Seconds for the load of a model on demand, and for one that an unload has to wait for."""
     is_said: bool = False
     """Whether its number is said, since there are several."""
     lines: list[str] = field(default_factory=list)

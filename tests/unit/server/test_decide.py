@@ -555,6 +555,21 @@ def test_an_unload_waits_for_a_load_and_that_is_no_reason_for_a_restart() -> Non
     assert world.tritons[0].started_with == []
 
 
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_model_that_hangs_when_it_is_loaded_again_is_unloaded_at_last(on_demand: bool) -> None:
+    """Nothing else is loaded meanwhile: its place is needed."""
+    world = World("a", "b", on_demand=OnDemand(max_loaded=1) if on_demand else None, loaded=("a",))
+    world.memory.tritons[0].ready_timeout = 90.0
+    world.tritons[0].kill("a")
+    world.run_until(lambda: world.tritons[0].of("a").loads_at)
+    world.tritons[0].of("a").loads_at = float("inf")
+    waits = world.hold("b") if on_demand else world.order("unload", "a")
+    world.run_until(lambda: waits in world.outcomes)
+    assert world.outcomes[waits] == ""
+    assert world.tritons[0].started_with == [()]
+    assert "triton: restarting (Triton waits for a)" in world.lines
+
+
 def test_parts_that_a_model_that_was_built_anew_has_no_more_are_unloaded() -> None:
     world = World("a", "b", a=("p", "q"), b=("p",))
     world.parts["a"] = ()

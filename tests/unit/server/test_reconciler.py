@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from llmserve.contract.report import State
-from llmserve.errors import NotLoadedError, ServerError
+from llmserve.errors import NotLoadedError, ServerError, UsageError
 from llmserve.repository.repository import Model
 from llmserve.server import OnDemand, ServerSettings
 from llmserve.server.keep import act, observe
@@ -183,6 +183,27 @@ def test_a_user_loads_and_unloads_what_is_on_demand(folder: Path) -> None:
         with pytest.raises(ServerError, match="b:"):
             await one.order("load", "b")
         await one.settle()
+
+    asyncio.run(scenario())
+
+
+def test_a_triton_that_cannot_unload_a_model_any_more_ends_no_server(folder: Path) -> None:
+    """As one that was started again after a multi-process engine was built beside the others."""
+
+    class Fixed(Triton):
+        def drop(self, name: str) -> None:
+            raise UsageError("this server cannot change its models")
+
+    async def scenario() -> None:
+        one = kept(folder, Fixed(folder / "log", "a", "b"))
+        order = asyncio.create_task(one.order("unload", "a"))
+        await until(one, lambda: one.memory.tritons[0].unloads)
+        for _ in range(3):
+            one.step()
+            await asyncio.sleep(0.01)
+        assert not order.done(), "it is restarted without the model, after a minute"
+        await one.settle()
+        await asyncio.gather(order, return_exceptions=True)
 
     asyncio.run(scenario())
 
