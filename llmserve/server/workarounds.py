@@ -50,7 +50,12 @@ FILES_GONE = Workaround(
 STUCK_STUB = Workaround(
     "After `Failed to preinitialize Python stub` the stub that has ended is waited for forever.",
     _EMBEDDED,
-    ("run.log:ServerLog", "keep.loads:_check_whether_gone"),
+    (
+        "run.log:ServerLog",
+        "keep.deaths:_check_loading",
+        "keep.loads:_follow_load",
+        "keep.loads:_check_whether_gone",
+    ),
     "a stub that cannot start (no libpython) is reported as `failed to load`",
 )
 TRIED_AGAIN = Workaround(

@@ -102,7 +102,9 @@ def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> lis
                 # Triton has reported it, as a load that failed.
                 model.died_at = None
             elif now - model.died_at > DEATH_REPORTED:
-                _died_loading(triton, model, seen, now)
+                _died_loading(
+                    triton, model, seen, now, f"its process died while it was loading: {model.how}"
+                )
         elif model.alive and model.died_at is not None:
             model.died(now, f"its process has died: {model.how}")
             _quote(triton, model, seen)
@@ -150,7 +152,12 @@ def _check_loading(
         if now - model.raised_at > _ENDS_WITHIN:
             return [Kill(triton.number, model.name)]
     elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
-        _died_loading(triton, model, seen, now)
+        _died_loading(
+            triton, model, seen, now, f"its process died while it was loading: {model.how}"
+        )
+    elif seen.is_stuck and loading.is_loading and now - model.since > DEATH_REPORTED:
+        # See workarounds.STUCK_STUB.
+        _died_loading(triton, model, seen, now, "its process could not be started")
     elif now - max(model.since, triton.loading_at) > RELOAD_BEGINS:
         if model.served:
             triton.lost(now, f"Triton does not load {model.name}")
@@ -162,10 +169,10 @@ def _check_loading(
 
 
 def _died_loading(
-    triton: TritonMemory, model: ModelMemory, seen: TritonPicture, now: float
+    triton: TritonMemory, model: ModelMemory, seen: TritonPicture, now: float, why: str
 ) -> None:
     """See workarounds.DIED_LOADING."""
-    model.died_at, why = None, f"its process died while it was loading: {model.how}"
+    model.died_at = None
     _quote(triton, model, seen)
     triton.lines.append(f"{model.name}: meanwhile, {seen.resources}")
     if triton.on_demand and not model.served:

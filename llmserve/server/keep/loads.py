@@ -124,8 +124,12 @@ def _follow_load(
         return _fail(triton, load, seen, why, now)
     # A Triton that was restarted meanwhile has loaded it.
     is_loaded = load.start != triton.starts or all(seen.of(name).loads for name in load.names)
-    if model.alive and not is_loaded and now - max(load.since, triton.loading_at) > RELOAD_BEGINS:
-        triton.lost(now, f"Triton does not load {load.model}")
+    if model.alive and not is_loaded:
+        if now - max(load.since, triton.loading_at) > RELOAD_BEGINS:
+            triton.lost(now, f"Triton does not load {load.model}")
+        elif seen.is_stuck and any(seen.of(name).is_loading for name in load.names):
+            # See workarounds.STUCK_STUB.
+            triton.lost(now, f"Triton waits for {load.model}", fault=False)
     if not (is_loaded and model.alive):
         return []
     load.loaded_at = load.loaded_at or now

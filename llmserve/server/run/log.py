@@ -126,6 +126,9 @@ class ServerLog:
         self.unhealthy.discard(name)
         self.raised.pop(name, None)
         self._loads_before[name] = self.loads[name]
+        if "loading" not in self._models.values():
+            # What it seemed to wait for has come to an end since.
+            self.stuck = self.stuck_model = None
 
     def loads_since(self, name: str) -> int:
         """Return how often a model was loaded since it was forgotten."""

@@ -57,6 +57,7 @@ class Triton:
         self.models: dict[str, Model] = {}
         self.ended = ""
         self.is_stopped = False
+        self.is_stuck = False
         self.obeys = True
         self.starts_at: float | None = None
         self.starting: tuple[str, ...] = ()
@@ -112,7 +113,7 @@ class Triton:
     def _start(self) -> None:
         broken = {n: why for n in self.starting if (why := self.world.why_not(n))}
         left = [name for name in self.starting if name not in broken]
-        self.starts_at, self.models, self.is_stopped = None, {}, False
+        self.starts_at, self.models, self.is_stopped, self.is_stuck = None, {}, False, False
         if self.starting and not left:
             self.ended = "exit code 1"
             self.start = StartPicture("no model loads", broken)
@@ -142,8 +143,9 @@ class Triton:
         heard, self.heard = tuple(self.heard), []
         models = {name: self._picture_of(name, now) for name in {*self.models, *self.world.offered}}
         return TritonPicture(
-            models, self.ended, self.is_stopped, start=start, canaries=heard, resources="idle"
-        )
+            models, self.ended, self.is_stopped, self.is_stuck, start=start, canaries=heard,
+            resources="idle",
+        )  # fmt: skip
 
     def _picture_of(self, name: str, now: float) -> ModelPicture:
         model = self.of(name)

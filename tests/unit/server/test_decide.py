@@ -345,6 +345,31 @@ def test_a_triton_that_does_not_begin_to_load_a_model_that_answers_is_restarted(
     assert world.tritons[0].started_with == [("a", "b")]
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_triton_that_waits_for_what_could_not_be_started_is_restarted(name: str) -> None:
+    """As for a process that found no file any more; b is new."""
+    world = World("a")
+    order = world.order("reload", name)
+    world.step()
+    world.tritons[0].of(name).loads_at = float("inf")
+    world.tritons[0].is_stuck = True
+    world.broken["b"] = "Python model file not found"
+    assert ("Python model file not found" in world.outcome(order)) is (name == "b")
+    assert f"triton: restarting (Triton waits for {name})" in world.lines
+    assert (world.states()["a"], world.serving()) == ("ready", {"a"})
+
+
+def test_a_new_model_whose_process_could_not_be_started_on_demand_fails_alone() -> None:
+    world = World("a", "b", on_demand=OnDemand(), loaded=("a",))
+    hold = world.hold("b")
+    world.step()
+    world.tritons[0].of("b").loads_at = float("inf")
+    world.tritons[0].is_stuck = True
+    world.run_until(lambda: hold in world.outcomes, 10)
+    assert "its process could not be started" in world.outcomes[hold]
+    world.run_until(lambda: world.tritons[0].started_with == [("a",)], 5)
+
+
 @pytest.mark.parametrize("on_demand", [True, False])
 def test_a_new_model_that_ends_triton_itself_does_not_take_the_others_with_it(
     on_demand: bool,

@@ -331,6 +331,19 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
     assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
 
 
+def test_a_triton_that_has_gone_on_is_stuck_no_more_when_it_is_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = ServerLog(path)
+    path.write_text(LOADING + STUCK)
+    log.read()
+    log.forget("other")
+    assert log.stuck, "gpt2 is still being loaded"
+    path.write_text(LOADING + STUCK + LOADED)
+    log.read()
+    log.forget("other")
+    assert log.stuck is None
+
+
 def test_a_log_that_someone_empties_or_removes_ends_no_server(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(FAILED)
