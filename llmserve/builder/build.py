@@ -21,6 +21,7 @@ from llmserve.builder.plan import (
     make_plan,
     needed_packages,
 )
+from llmserve.builder.progress import Note
 from llmserve.builder.size import size_in
 from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
@@ -88,7 +89,7 @@ def build_spec(
     registry = registry or Registry.load()
     plan = make_plan(spec, registry)
     for notice in plan.notices:
-        report(notice)
+        report(Note(notice))
     packages = needed_packages(plan)
     inputs, outputs = plan.inputs, [tensor for tensor, _ in plan.outputs]
     check_output(spec.output, [name], force=spec.force)

@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 
 from llmserve.builder.plan import BuildSpec, Plan, make_plan, suited_recipes
+from llmserve.builder.progress import Note
 from llmserve.builder.size import size_of
 from llmserve.errors import LLMServeError, OutputError, ShortageError
 from llmserve.hardware import addresses, gpu_memory, memory
@@ -148,7 +149,7 @@ def fit_spec(
             report(_in_words(asked.needs, left))
         return asked
     if change is None:
-        report(f"note: {lacking}: it may fail, or be killed")
+        report(Note(f"note: {lacking}: it may fail, or be killed"))
         return asked
     with suppress(LLMServeError):
         recipes, _ = suited_recipes(registry, str(spec.options.get("device", "auto")))

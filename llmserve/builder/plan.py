@@ -252,7 +252,7 @@ def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
 
 def suited_recipes(registry: Registry, device: str) -> tuple[list[Recipe], str]:
     """Return the recipes for a device, the best one first, and the kind of the device."""
-    kind = device.partition(":")[0].replace("balanced", "cuda")
+    kind = _kind_of(device)
     if kind not in ("cpu", "cuda"):
         kind = "cuda" if has_gpu() else "cpu"
     suited = sorted(
@@ -262,6 +262,10 @@ def suited_recipes(registry: Registry, device: str) -> tuple[list[Recipe], str]:
     if not suited:
         raise PluginError(f"no installed plugin suits {kind}", hint="name one with --plugin")
     return suited, kind
+
+
+def _kind_of(device: str) -> str:
+    return device.partition(":")[0].replace("balanced", "cuda")
 
 
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
@@ -279,16 +283,27 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     for role, component in components.items():
         required = component.requires
         needed.update(dependencies_of(plugins[role].origin) if required is None else required)
+    resolved = resolve(options, spec.options)
     return Plan(
         recipe,
         plugins,
         frozenset(
             [*needed, *_constraining_packages(components["generator"], components["formatter"])]
         ),
-        options=resolve(options, spec.options),
-        notices=renamed_values(options, spec.options),
+        options=resolved,
+        notices=[*renamed_values(options, spec.options), *_about_gpu(resolved)],
         **components,
     )
+
+
+def _about_gpu(options: Mapping[str, Value]) -> Iterator[str]:
+    """Yield a notice if the model is for a GPU, and this machine has none."""
+    device = str(options.get("device", ""))
+    if _kind_of(device) == "cuda" and not has_gpu():
+        yield (
+            f"note: this machine has no NVIDIA GPU, which device={device} needs: the model can be "
+            "loaded only elsewhere, as in its image on a machine with one"
+        )
 
 
 def _refuse_unknown(

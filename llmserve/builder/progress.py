@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+class Note(str):
+    """A report that a user should read after the build as well: it stays on a terminal."""
+
+
 class PartDone(str):
     """Words for what is being done, with the share of it that is done, from 0 to 1.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from rich.status import Status as RichStatus
 
     from llmserve.builder.progress import PartDone
+
+_BESIDE_WORDS = 46
+"""The columns that a spinner, a bar, a share and the time left take."""
 
 
 class Status:
@@ -40,8 +44,11 @@ class Status:
 
     def update(self, message: str) -> None:
         """Show a new message; a repeated message is not printed again."""
-        from llmserve.builder.progress import PartDone
+        from llmserve.builder.progress import Note, PartDone
 
+        if isinstance(message, Note):
+            self.note(f"llmserve: {message}")
+            return
         is_new = message != self._message
         if is_new:
             self._message, self._since = message, monotonic()
@@ -78,5 +85,8 @@ def _bar(part: PartDone, seconds: float) -> RenderableType:
     minutes = f"{left // 60}:{left % 60:02} left" if left else ""
     bar = ProgressBar(total=1, completed=part.share, width=24)
     grid = Table.grid(padding=(0, 1))
+    # One line, however long a name is: the words give way to the rest of it.
+    room = shutil.get_terminal_size().columns - _BESIDE_WORDS
+    grid.add_column(no_wrap=True, overflow="ellipsis", max_width=max(room, 10))
     grid.add_row(Text(printable(part)), bar, f"{part.share:.0%}", minutes)
     return grid

@@ -19,6 +19,7 @@ from llmserve.builder.gguf.admission import (
 )
 from llmserve.builder.gguf.header import read_header
 from llmserve.builder.programs import run_program
+from llmserve.builder.progress import Note
 from llmserve.builder.source import ModelSource
 from llmserve.errors import ModelSourceError, OutputError
 
@@ -44,7 +45,7 @@ def converted(source: ModelSource, target: Path, report: Callable[[str], None]) 
     else:
         report(f"its {kind} weights are widened to {dtype}: {size}")
     for note in result["notes"]:
-        report(f"note: {path.name}: {note}")
+        report(Note(f"note: {path.name}: {note}"))
     return ModelSource(source.asked, target, converted_from=source)
 
 
