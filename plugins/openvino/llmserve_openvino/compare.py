@@ -8,7 +8,7 @@ a part.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,22 +103,33 @@ def _is_by_layer(value: object, count: int) -> bool:
     return isinstance(value, list) and len(value) == count
 
 
-def difference(model: Any, stored: StoredWeights, converted: Any) -> float:
-    """Return by how much log-probabilities of the converted model differ from the model's own."""
+def difference(
+    model: Any,
+    stored: StoredWeights,
+    converted: Any,
+    tell: Callable[[float], None] = lambda _: None,
+) -> float:
+    """Return by how much log-probabilities of the converted model differ from the model's own.
+
+    It tells the share of the comparison that is done.
+    """
     precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     runner = OpenVinoRunner(converted.clone(), precision, cache_tokens=6 * PAGE_SIZE)
     text_config = model.config.get_text_config()
     limit = min(window(text_config) or 96, text_config.max_position_embeddings or 96, 96)
     vocabulary = min(text_config.vocab_size, _TOKENS)
     rng, worst = np.random.default_rng(0), 0.0
-    for length in (13, limit // 3 + 12, limit):
+    lengths = (13, limit // 3 + 12, limit)
+    for count, length in enumerate(lengths):
         ids = rng.integers(vocabulary, size=min(length, limit)).tolist()
         with torch.inference_mode(), stored.computing():
             expected = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        tell((count + 0.5) / len(lengths))
         found = torch.tensor(_scores(runner, ids)).log_softmax(-1)
         # Of the likeliest tokens: a product's last digits are large where a score is far below.
         likely = expected >= expected.max(dim=-1, keepdim=True).values - _RANGE
         worst = max(worst, float((found - expected)[likely].abs().max()))
+        tell((count + 1) / len(lengths))
     return worst
 
 

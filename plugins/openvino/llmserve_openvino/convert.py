@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ NOT_WRITTEN = 74
 NO_MEMORY = 71
 """The exit status if the system gives it no more memory, as with a limit."""
 _TOLERANCE = 0.02
-# The share of the time that comparing takes.
-_COMPARING = 0.7
+_READ, _TRACED, _COMPARING = 0.05, 0.15, 0.7
+"""The shares of the time after which a model is read, traced (if it is small) and compared."""
 
 
 class Past(DynamicCache):  # type: ignore[misc]
@@ -155,14 +155,15 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and next to it the facts that the build needs."""
     model = load(source, settings)
     stored = StoredWeights(model)
-    differences = []
+    _tell(_READ)
+    differences, done = [], _READ
     for share in parts(model, stored):
-        differences.append(difference(model, stored, convert(model, stored)))
-        _tell(share * _COMPARING)
+        before, done = done, _READ + share * (_COMPARING - _READ)
+        part = convert(model, stored)
+        differences.append(difference(model, stored, part, _telling(before, done)))
     converted = convert(model, stored)
     if not differences:
-        differences.append(difference(model, stored, converted))
-        _tell(_COMPARING)
+        differences.append(difference(model, stored, converted, _telling(_TRACED, _COMPARING)))
     # A number that is none compares as false.
     if not all(each < _TOLERANCE for each in differences):
         raise SystemExit(
@@ -171,13 +172,17 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
         )
     facts = {"window": window(model.config.get_text_config())}
     try:
-        ready = lambda share: _tell(_COMPARING + share * (1 - _COMPARING))  # noqa: E731
-        write(converted, target / MODEL, settings, ready)
+        write(converted, target / MODEL, settings, _telling(_COMPARING, 1))
     except (OSError, RuntimeError) as error:
         # What OpenVINO raises on a full disk does not say so.
         sys.stderr.write(f"{error}\n")
         sys.exit(NO_MEMORY if getattr(error, "errno", None) == errno.ENOMEM else NOT_WRITTEN)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _telling(first: float, last: float) -> Callable[[float], None]:
+    """Return what tells the build how much is done of what takes it from one share to another."""
+    return lambda share: _tell(first + share * (last - first))
 
 
 def _tell(share: float) -> None:

@@ -143,10 +143,12 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
 def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> None:
     """Convert in a separate process."""
     source = context.source
+    # Beside a bar, a whole path would leave no room for it.
+    name = Path(source.asked).name if Path(source.asked).exists() else source.asked
     command = [sys.executable, "-m", "llmserve_openvino.convert"]
     ended = run_program(
         [*command, str(source.path), str(target), json.dumps(settings)],
-        words=f"converting {source.asked} to OpenVINO",
+        words=f"converting {name} to OpenVINO",
         report=context.report,
     )
     if ended.code == _NOT_WRITTEN:

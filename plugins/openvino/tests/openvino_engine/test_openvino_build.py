@@ -171,12 +171,17 @@ def test_weights_keep_their_size_and_their_values(tmp_path: Path, dtype: str) ->
 
 def test_a_conversion_reports_how_much_of_it_is_done(tmp_path: Path) -> None:
     reports: list[str] = []
-    build_spec(BuildSpec("openvino", "demo", output=tmp_path), report=reports.append)
+    model = tmp_path / "a folder" / "small"
+    shutil.copytree(demo_model_path(), model)
+    build_spec(BuildSpec("openvino", str(model), output=tmp_path / "r"), report=reports.append)
     shares = [report.share for report in reports if isinstance(report, PartDone)]
     assert shares == sorted(shares)
     assert len(shares) > 10
     assert (shares[0], shares[-1]) == (0, 1)
-    assert "converting demo to OpenVINO" in reports
+    first, *rest = [share for share in shares if share < 0.75]
+    gaps = [later - earlier for earlier, later in zip([first, *rest], rest, strict=False)]
+    assert max(gaps) < 0.2, "it moves while the model is read and compared"
+    assert "converting small to OpenVINO" in reports, "a path leaves no room for a bar"
 
 
 def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
