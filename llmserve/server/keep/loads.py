@@ -162,6 +162,7 @@ def _fail(
     del triton.loads[name]
     if load.was_served and not triton.on_demand:
         model.refused = why
+        triton.lines.append(f"{name}: failed to load again, and runs as before: {why}")
         for each in load.names:
             if triton.models[each].alive and seen.of(each).failure:
                 actions.append(GiveUp(triton.number, each, loaded_before=True))

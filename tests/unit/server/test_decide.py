@@ -299,6 +299,7 @@ def test_a_reload_that_fails_leaves_the_old_model_and_says_why() -> None:
         "model 'a' failed to load: no weights: its previous version, if any, keeps running"
     )
     assert world.states() == {"a": "ready"}
+    assert "a: failed to load again, and runs as before: no weights" in world.lines
     assert [each for each in world.done if isinstance(each, GiveUp)] == [
         GiveUp(0, "a", loaded_before=True)
     ], "or Triton would try it again and again"
