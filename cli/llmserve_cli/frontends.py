@@ -45,7 +45,7 @@ class RequestedFrontends:
                 hint=f"{install_command('llmserve-gateway')} for the OpenAI API, or leave it out",
             )
         for frontend in chosen:
-            port = frontend.port if self.port is None else self.port
+            port = self._port_of(frontend)
             for name in (name for name, number in tritons.items() if port and number == port):
                 raise UsageError(
                     f"port {port} is for Triton's {name} and for {frontend.name}",
@@ -63,6 +63,10 @@ class RequestedFrontends:
                     hint="leave it out with --frontend, and report it to its plugin's author",
                 ) from None
             self._places.append((frontend, place))
+
+    def ports(self) -> list[int]:
+        """Return the ports that were asked for, 0 for any."""
+        return [self._port_of(frontend) for frontend in self._chosen()]
 
     def hosts(self) -> list[str]:
         """Return where the frontends listen, once their places are chosen."""
@@ -94,6 +98,9 @@ class RequestedFrontends:
         if not keep_logs():
             for front in running:
                 front.log_file.unlink(missing_ok=True)
+
+    def _port_of(self, frontend: Frontend) -> int:
+        return frontend.port if self.port is None else self.port
 
     def _chosen(self) -> list[Frontend]:
         from llmserve.plugin import Frontend, Registry

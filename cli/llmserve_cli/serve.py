@@ -370,7 +370,8 @@ def _checked(
         click.echo(f"llmserve: {printable(str(problem))}", err=True)
     if any(problem.code == "port_in_use" for problem in problems):
         for server in find_servers():
-            click.echo(f"llmserve: note: another serve runs here, {server}", err=True)
+            if server.has_port({*settings.ports().values(), *frontends.ports()}):
+                click.echo(f"llmserve: note: another serve runs here, {server}", err=True)
     if problems:
         raise problems[0].error()
     return settings, left_out

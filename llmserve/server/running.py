@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from llmserve.contract.report import ServerReport, State
 from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
@@ -75,6 +76,14 @@ class Running:
 
     def has_url(self, url: str) -> bool:
         return url in (self.url, *(replica.url for replica in self.report.replicas))
+
+    def has_port(self, ports: Collection[int]) -> bool:
+        """Whether it has one of these ports; one that has no address yet may have any."""
+        report = self.report
+        urls = [each for one in (report, *report.replicas) for each in (one.url, one.http)]
+        urls += [frontend.url for frontend in report.frontends]
+        own = {urlsplit(url if "//" in url else f"//{url}").port for url in urls if url}
+        return not self.url or not own.isdisjoint(ports)
 
     def __str__(self) -> str:
         of = f" of {self.repository}" if self.report.repository else ""

@@ -24,15 +24,20 @@ def test_a_port_in_use_names_the_serve_that_runs_here(
     version.mkdir(parents=True)
     (version / "model.py").write_text("")
     (version.parent / "config.pbtxt").write_text('backend: "python"')
-    report = ServerReport(State.READY, url="127.0.0.1:8001", repository="/there")
-    monkeypatch.setattr(serve_module, "find_servers", lambda: [Running(Path("s"), report)])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
+        reports = [
+            ServerReport(State.READY, url="127.0.0.1:1", http=f"127.0.0.1:{port}", repository="/a"),
+            ServerReport(State.READY, url="127.0.0.1:2", http="127.0.0.1:3", repository="/b"),
+        ]
+        servers = [Running(Path("s"), report) for report in reports]
+        monkeypatch.setattr(serve_module, "find_servers", lambda: servers)
         words = ["serve", str(tmp_path), "--frontend", "none", "--http-port", str(port)]
         words += ["--grpc-port", "0", "--metrics-port", "0", "--runtime", "embedded"]
         result = CliRunner().invoke(cli, words, standalone_mode=False)
     assert f"port {port} for http is in use" in str(result.exception)
-    assert "note: another serve runs here, 127.0.0.1:8001 of /there\n" in result.stderr
+    assert "note: another serve runs here, 127.0.0.1:1 of /a\n" in result.stderr
+    assert "/b" not in result.stderr, "it has none of the ports"
 
 
 def test_a_file_of_keys_that_is_not_there_is_refused_before_a_build(
