@@ -33,6 +33,8 @@ from llmserve_embed.files import brought
 _FOLDER = "openvino"
 # How the converter ends then, which is imported only in its own process.
 _NOT_WRITTEN = 74
+_FULL = 1 << 20
+"""The bytes below which a disk is full: the last of it is too little for what was written."""
 # As many as RoBERTa has around a pair of texts.
 _SPECIAL = 4
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -199,9 +201,11 @@ def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
         lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
         reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
         if process.returncode == _NOT_WRITTEN:
-            free = shutil.disk_usage(context.folder).free / 1e6
+            free = shutil.disk_usage(context.folder).free
+            # A library's own words say nothing of that.
+            why = "the disk is full" if free < _FULL else reason
             raise OutputError(
-                f"the converted model cannot be written, with {free:.0f} MB free: {reason}",
+                f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
                 hint="make some space, or build to another disk",
             )
         generator = "encoder" if "pooling" in options else "classifier"

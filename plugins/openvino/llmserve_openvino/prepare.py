@@ -30,6 +30,8 @@ _FOLDER = "openvino"
 _NOT_WRITTEN = 74
 _NO_MEMORY = 71
 """Both as in the converter, whose imports take seconds."""
+_FULL = 1 << 20
+"""The bytes below which a disk is full: the last of it is too little for what was written."""
 _DRAFT = "draft"
 _MODEL = "openvino_model.xml"
 # Only these: the tokenizer is a separate part of the model, whatever its form.
@@ -152,9 +154,11 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
         report=context.report,
     )
     if ended.code == _NOT_WRITTEN:
-        free = shutil.disk_usage(context.folder).free / 1e6
+        free = shutil.disk_usage(context.folder).free
+        # A library's own words say nothing of that.
+        why = "the disk is full" if free < _FULL else ended.reason
         raise OutputError(
-            f"the converted model cannot be written, with {free:.0f} MB free: {ended.reason}",
+            f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
             hint="make some space, or build to another disk",
         )
     if ended.code == _NO_MEMORY:
