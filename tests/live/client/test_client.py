@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 
 from llmserve import errors
-from llmserve.client import AsyncClient, Client, Completion, connect, connect_async, script
+from llmserve.builder.client_script import client_script
+from llmserve.client import AsyncClient, Client, Completion, connect, connect_async
 from llmserve.server import Server, ServerSettings, start
 from tests.live.servers import eventually
 
@@ -310,7 +311,8 @@ class Emitted:
 
     def __init__(self, folder: Path, url: str) -> None:
         folder.mkdir()
-        self.path = Path(shutil.copy(script.__file__, folder / "client.py"))
+        self.path = folder / "client.py"
+        self.path.write_text(client_script("llmserve.client.script"), encoding="utf-8")
         self.environment = {**os.environ, "LLMSERVE_URL": url}
         self.environment.pop("PYTHONPATH", None)
 
