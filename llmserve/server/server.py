@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from http.client import HTTPException
@@ -41,6 +42,8 @@ _HANG_TIMEOUT = 20.0
 _TIMEOUT = 5.0
 """Seconds for requests that a server answers at once."""
 _POLL = 0.05
+_TRIES = 3
+"""For a model whose process did not respond for a second while it loaded."""
 
 
 class RefusedError(ServerError):
@@ -154,14 +157,23 @@ class Server:
         new = [name for name in names if not (self._links / name).exists()]
         for name in names:
             self.renew(name)
-        missing = set(names)
+        missing, tries = set(names), Counter[str]()
         while missing:
             time.sleep(_POLL)
             ended = not self.alive()
             log.read()
+            loading = log.progress(0.0).loading
+            self.stubs.poll(loading)
+            self.stubs.kill_given_up(loading, time.monotonic())
             failed = missing & log.failures.keys()
+            for name in {*failed & log.unhealthy}:
+                # Its process did not respond for a second: Triton tries again by itself.
+                tries[name] += 1
+                if tries[name] < _TRIES:
+                    failed.remove(name)
+                    log.forget(name)
             # See workarounds.FILES_GONE.
-            if failed and not missing & {*log.progress(0.0).loading}:
+            if failed and not missing & {*loading}:
                 for name in reversed(new):
                     self.drop(name)
                 for name in failed.difference(new):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,32 @@ def test_a_model_that_dies_once_while_it_loads_is_loaded(tmp_path: Path) -> None
     assert line.startswith("starting again: model 'one' failed to load: ")
     assert "exit code 0" in line
     assert "the log says no more" in line
+
+
+# Its process stops for three seconds while it loads, as it would if the machine stalled.
+STOPS_ONCE = (
+    ECHO
+    + """
+    def initialize(self, args):
+        import os, pathlib, signal, subprocess
+        marker = pathlib.Path("FOLDER", "stopped")
+        if not marker.exists():
+            marker.touch()
+            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+"""
+)
+
+
+@pytest.mark.long
+def test_a_model_that_stalls_while_it_is_loaded_into_a_server_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    folder = repository(tmp_path / "models", one=ECHO)
+    with start(replace(settings(folder), renewable=True)) as server:
+        repository(folder, late=STOPS_ONCE.replace("FOLDER", str(tmp_path)))
+        server.load("late", timeout=60)
+        assert echo(server, "hello", "late") == "hello"
 
 
 @pytest.mark.long
