@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, cast
 
 from llmserve.contract.report import FrontendReport, ModelReport, ReplicaReport, State
-from llmserve.errors import NotLoadedError, ServerError
+from llmserve.errors import NotLoadedError, ServerError, reason
 from llmserve.names import near
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.act import Actor
@@ -36,6 +36,8 @@ from llmserve.server.settings import ServerSettings
 
 _SOON = CHECK_INTERVAL / 5
 """Seconds between two looks while somebody waits for what they show."""
+_PATIENCE = 60.0
+"""Seconds for which supervision may fail before it ends the server."""
 
 
 class Reconciler:
@@ -86,16 +88,32 @@ class Reconciler:
         self._sizes = Sizes(self.tritons, memories) if on_demand is not None else None
         self._actor = Actor(self.tritons, self.frontends, notify, self._awake.set)
         self._picture = Picture(now)
+        self._notify = notify
+        self._fails_since: float | None = None
         self._is_stopping = False
 
     # The loop
 
     def step(self) -> None:
-        """Look, decide and act once."""
+        """Look, decide and act once.
+
+        Models answer while this fails for a reason that nobody has foreseen, so it is tried again;
+        it raises only once it has failed for a minute.
+        """
         self._awake.clear()
-        self._picture = self._look()
-        self._actor.act(decide(self.desired, self._picture, self.memory))
-        self._forget_done()
+        try:
+            self._picture = self._look()
+            self._actor.act(decide(self.desired, self._picture, self.memory))
+            self._forget_done()
+        except Exception as error:
+            now = time.monotonic()
+            if self._fails_since is None:
+                self._fails_since = now
+                self._notify(f"note: supervision failed, and is tried again: {reason(error)}")
+            if now - self._fails_since > _PATIENCE:
+                raise
+        else:
+            self._fails_since = None
 
     async def wait(self) -> None:
         """Wait until there may be something to see."""

@@ -19,7 +19,7 @@ from llmserve.contract.report import State
 from llmserve.errors import NotLoadedError, ServerError, UsageError
 from llmserve.repository.repository import Model
 from llmserve.server import OnDemand, ServerSettings
-from llmserve.server.keep import act, observe
+from llmserve.server.keep import act, observe, reconciler
 from llmserve.server.keep.memory import TritonMemory
 from llmserve.server.keep.observe import RunningTriton, TritonObserver
 from llmserve.server.keep.reconciler import Reconciler
@@ -206,6 +206,38 @@ def test_a_triton_that_cannot_unload_a_model_any_more_ends_no_server(folder: Pat
         await asyncio.gather(order, return_exceptions=True)
 
     asyncio.run(scenario())
+
+
+def test_supervision_that_fails_is_tried_again_for_a_minute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        lines: list[str] = []
+        one = kept(folder, Triton(folder / "log", "a"), lines)
+        failing = True
+
+        def decide(*_: Any) -> list[Any]:
+            if failing:
+                raise KeyError("a fault of ours")
+            return []
+
+        monkeypatch.setattr(reconciler, "decide", decide)
+        for _ in range(3):
+            one.step()
+        assert lines == [
+            "note: supervision failed, and is tried again: KeyError: 'a fault of ours'"
+        ]
+        failing = False
+        one.step()
+        failing = True
+        one.step()
+        assert len(lines) == 2
+        monkeypatch.setattr(reconciler, "_PATIENCE", 0.0)
+        with pytest.raises(KeyError):
+            one.step()
+        await one.settle()
+
+    asyncio.run(run())
 
 
 def test_a_hold_is_granted_at_once_if_its_model_is_loaded(folder: Path) -> None:
