@@ -217,7 +217,9 @@ def _completes(
 ) -> bool:
     """Whether the tokens of the next character complete the part of it that is there."""
     character = wanted[len(stable) : len(stable) + 1]
-    rest = model.encode(character, special=False) if character else []
+    # Half of a surrogate pair, which a server may send, has no tokens: nothing can encode it.
+    is_whole = character and not "\ud800" <= character <= "\udfff"
+    rest = model.encode(character, special=False) if is_whole else []
     texts = (model.decode(prompt, [*answer, *rest[at:]]) for at in range(1, len(rest)))
     return any(wanted.startswith(text) and len(text) > len(stable) for text in texts)
 

@@ -41,3 +41,12 @@ def test_an_answer_that_is_cut_in_a_character_is_explained() -> None:
     found = walk(model, model.encode("Hello"), " the\ufffd")
     assert found.is_complete
     assert len(found.forks) == 1
+
+
+@pytest.mark.parametrize("text", ["\ud83d", " the\ud83d of"])
+def test_half_of_a_surrogate_pair_is_no_text_of_the_model(text: str) -> None:
+    """JSON can have it, and nothing can encode it."""
+    model = ToyModel()
+    found = walk(model, model.encode("Hello"), text)
+    assert found.worst
+    assert found.worst.gap > 1
