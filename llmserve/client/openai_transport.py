@@ -353,10 +353,20 @@ class OpenAISession:
         return None
 
     async def _connect(self, deadline: Deadline) -> _Connection:
+        making = asyncio.ensure_future(self._connect_to_any())
         try:
-            return await asyncio.wait_for(self._connect_to_any(), _left(deadline))
-        except (TimeoutError, asyncio.TimeoutError) as error:
+            # Not wait_for: before Python 3.12, it may lose a cancellation.
+            await asyncio.wait([making], timeout=_left(deadline))
+            if not making.done():
+                raise TimeoutError
+            return making.result()
+        except TimeoutError as error:
+            _give_up(making)
+            self._addresses = []
             raise _late_connection(error) from None
+        except asyncio.CancelledError:
+            _give_up(making)
+            raise
 
     async def _connect_to_any(self) -> _Connection:
         loop, peer = asyncio.get_running_loop(), self._peer
@@ -376,6 +386,17 @@ class OpenAISession:
                 return connection
         self._addresses = []
         raise failure or OSError("the address stands for no machine")
+
+
+def _give_up(making: asyncio.Task[_Connection]) -> None:
+    """Leave a connection that is being made, or has just been."""
+
+    def abort(made: asyncio.Task[_Connection]) -> None:
+        if not (made.cancelled() or made.exception()):
+            made.result().abort()
+
+    making.cancel()
+    making.add_done_callback(abort)
 
 
 async def _begun(answer: AsyncOpenAIAnswer, data: bytes) -> AsyncOpenAIAnswer:

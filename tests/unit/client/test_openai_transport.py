@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Protocol
 
 import pytest
@@ -193,6 +193,52 @@ def test_a_task_that_is_cancelled_cancels_its_request() -> None:
     with serving(say()) as server:
         asyncio.run(go(server))
         assert server.left.wait(5)
+
+
+def test_a_task_that_is_cancelled_at_any_moment_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Also while its connection is being made: before Python 3.12, ``wait_for`` would go on."""
+
+    async def go(server: Server) -> None:
+        async with server.api.session() as session:
+            for steps in range(300):
+                task = asyncio.ensure_future(session.open(server.api.post("/completions", {}), 5))
+                for _ in range(steps % 60):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task], timeout=1)
+                assert task.cancelled()
+
+    with serving(say()) as server:
+        asyncio.run(go(server))
+    assert not caplog.messages
+
+
+def test_a_name_is_looked_up_again_when_its_machine_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was turned off does not even refuse connections."""
+
+    def found(host: str, port: int, *_: object) -> list[tuple[object, ...]]:
+        assert host == "model.example"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses.pop(0), port))]
+
+    async def go(port: int) -> bytes:
+        api = OpenAIApi(f"http://model.example:{port}/v1")
+        async with api.session() as session:
+            with pytest.raises(ConnectionError):
+                await session.open(api.get("/models"), 0.2)
+            with closing(await session.open(api.get("/models"), 5)) as answer:
+                return await answer.read()
+
+    addresses = ["127.0.0.2", "127.0.0.1"]
+    with serving(say(HELLO)) as server, ExitStack() as stack:
+        port = int(server.api.url.rpartition(":")[2].partition("/")[0])
+        gone = stack.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        # Its queue is full: nothing more is answered.
+        stack.enter_context(socket.create_connection(gone.getsockname()))
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+        assert asyncio.run(go(port)) == b"hello"
+    assert not addresses
 
 
 def test_connections_are_used_again_and_made_anew_if_they_were_closed() -> None:
