@@ -19,6 +19,7 @@ from pathlib import Path
 _MIB = 1 << 20
 _ROOT = Path("/")
 _NATIVE = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
+"""Any of these computes in the type; without them each number is made a float32 and back."""
 _TAKES = 10.0
 """Seconds within which a process that the system kills is gone, with all of its memory."""
 _NVIDIA = "nvidia-smi"
@@ -41,7 +42,6 @@ def memory(root: Path = _ROOT) -> MachineMemory:
     for group in _groups(root):
         with suppress(OSError, ValueError):
             limit, used, reclaimable = group.read()
-            # The kernel reclaims cached file contents on demand.
             free, total = min(free, max(0.0, limit - used + reclaimable)), min(total, limit)
     return MachineMemory(free, total)
 
@@ -113,7 +113,7 @@ class _Group:
     folder: Path
     limit: str
     used: str
-    reclaimable: str
+    reclaimable: tuple[str, ...]
     events: str
 
     @property
@@ -121,15 +121,17 @@ class _Group:
         return self.folder / self.events
 
     def read(self) -> tuple[float, float, float]:
-        """Return the limit, what is used, and what of that can be taken back at once."""
+        """Return the limit, what is used, and what of that the kernel takes back on demand."""
         limit, used = (float(_read(self.folder / name)) for name in (self.limit, self.used))
         stat = dict(line.split() for line in _read(self.folder / "memory.stat").splitlines())
-        return limit, used, float(stat.get(self.reclaimable, 0))
+        return limit, used, sum(float(stat.get(name, 0)) for name in self.reclaimable)
 
 
-_SECOND = ("memory.max", "memory.current", "inactive_file", "memory.events")
+# Cached contents of files are reclaimed, those that were read more than once as well.
+_SECOND = ("memory.max", "memory.current", ("inactive_file", "active_file"), "memory.events")
 _FIRST = (
-    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control",
+    "memory.limit_in_bytes", "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"), "memory.oom_control",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
 
 if TYPE_CHECKING:
@@ -15,13 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["context_length", "eos_ids", "load", "original_length", "try_imports"]
 
 LOG = logging.getLogger(__name__)
-
-# Any of these instruction sets computes natively in the type; without them each number is
-# converted to float32 and back.
-_NATIVE_INSTRUCTIONS = {
-    "bfloat16": ("avx512_bf16", "amx_bf16"),
-    "float16": ("avx512_fp16", "amx_fp16"),
-}
 
 
 def try_imports(
@@ -80,8 +74,8 @@ def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) ->
         stored = AutoConfig.from_pretrained(location, **options).get_text_config().dtype
         # A checkpoint in float32 keeps its precision.
         half = stored in (torch.bfloat16, torch.float16)
-        return torch.bfloat16 if half and _computes_in("bfloat16") else torch.float32
-    if device == "cpu" and name in _NATIVE_INSTRUCTIONS and not _computes_in(name):
+        return torch.bfloat16 if half and computes_in("bfloat16") else torch.float32
+    if device == "cpu" and name in ("bfloat16", "float16") and not computes_in(name):
         LOG.warning(
             "llmserve: note: %s was asked for, and this processor has no instructions for it: "
             "expect about a tenth of the speed of float32. Build with --dtype auto or "
@@ -90,14 +84,6 @@ def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) ->
         )
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _computes_in(dtype: str) -> bool:
-    import torch
-
-    # Earlier versions of torch do not report this, and float32 works everywhere.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(capabilities.get(name) for name in _NATIVE_INSTRUCTIONS[dtype])
 
 
 def context_length(model: Any) -> int | None:

@@ -36,7 +36,7 @@ def test_the_limit_of_a_group_above_counts(tmp_path: Path, inside: str) -> None:
         tmp_path, proc__meminfo=MEMINFO, proc__self__cgroup=f"0::/user{inside}\n",
         sys__fs__cgroup__user__memory_DOT_max="3000000",
         sys__fs__cgroup__user__memory_DOT_current="1000000",
-        sys__fs__cgroup__user__memory_DOT_stat="anon 1\ninactive_file 500000",
+        sys__fs__cgroup__user__memory_DOT_stat="anon 1\ninactive_file 200000\nactive_file 300000",
         sys__fs__cgroup__user__service__memory_DOT_max="max",
     )  # fmt: skip
     assert memory(root) == MachineMemory(2_500_000, 3_000_000)
@@ -50,6 +50,9 @@ def test_groups_of_the_first_version_count(tmp_path: Path) -> None:
         sys__fs__cgroup__memory__mine__memory_DOT_stat="total_inactive_file 0",
     )  # fmt: skip
     assert memory(root) == MachineMemory(0, 3_000_000)
+    stat = "active_file 9\ntotal_inactive_file 400000\ntotal_active_file 500000"
+    write(root, sys__fs__cgroup__memory__mine__memory_DOT_stat=stat)
+    assert memory(root) == MachineMemory(800_000, 3_000_000)
 
 
 def test_kills_are_counted_where_they_are_told(tmp_path: Path) -> None:

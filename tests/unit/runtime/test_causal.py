@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from llmserve.hardware import computes_in
+from llmserve.runtime import causal
 from llmserve.runtime.causal import load, original_length
 from tests.support import edit_json
 
-PLAIN = {"avx2": True}
-NATIVE = {"avx2": True, "avx512_bf16": True}
+PLAIN, NATIVE = "avx2", "avx2 avx512_bf16"
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +28,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("requested", "stored", "capabilities", "expected", "warned"),
+    ("requested", "stored", "flags", "expected", "warned"),
     [
         ("auto", "bfloat16", PLAIN, torch.float32, False),
         ("auto", "bfloat16", NATIVE, torch.bfloat16, False),
-        ("auto", "float16", {"amx_bf16": True}, torch.bfloat16, False),
+        ("auto", "float16", "amx_bf16", torch.bfloat16, False),
         ("auto", "float32", NATIVE, torch.float32, False),
         # A dtype without native instructions is loaded with a warning about its cost.
         ("bfloat16", "float32", PLAIN, torch.bfloat16, True),
@@ -39,15 +41,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_the_dtype_is_chosen_by_processor_and_checkpoint(
     checkpoint: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     requested: str,
     stored: str,
-    capabilities: dict[str, bool],
+    flags: str,
     expected: torch.dtype,
     warned: bool,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"flags\t: {flags}\n")
+    monkeypatch.setattr(causal, "computes_in", partial(computes_in, root=tmp_path))
     edit_json(checkpoint / "config.json", dtype=stored)
     model: Any = load({"path": ".", "dtype": requested, "device": "cpu"}, checkpoint)
     assert model.dtype == expected
