@@ -93,21 +93,30 @@ _OF_BUILD = 350_000_000
 
 
 def place_needs(
-    size: ModelSize, options: Mapping[str, Value], *, tokens: int = 0, process: int = _OF_TORCH
+    size: ModelSize,
+    options: Mapping[str, Value],
+    *,
+    tokens: int = 0,
+    drops: bool = False,
+    process: int = _OF_TORCH,
 ) -> Needs:
     """Return what a model takes that ``place_model`` has placed, with a cache of ``tokens``.
 
-    Its weights are widened where the processor computes in float32.
+    Its weights are widened where the processor computes in float32. ``drops`` is whether a layer
+    keeps no token that it looks back at no more.
     """
     on_gpu = is_for_gpu(str(options["device"]))
     dtype = loaded_type(size, str(options["dtype"]), on_gpu=on_gpu)
-    cache = tokens * size.cache * BYTES[dtype]
+    dropped = max(0, tokens - size.window) * size.windowed if drops else 0
+    cache = (tokens * size.cache - dropped) * BYTES[dtype]
     is_copied = options["weights"] == "copy" or (
         options["weights"] == "auto" and not size.is_on_hub
     )
+    # What a GGUF file was converted to is linked.
+    written = size.bytes if is_copied and not size.is_gguf else 0
     return Needs(
         build=_OF_BUILD,
-        disk=size.bytes if is_copied else 0,
+        disk=written,
         process=process,
         weights=size.parameters * BYTES[dtype],
         cache=cache,

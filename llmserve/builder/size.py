@@ -5,8 +5,9 @@ Nothing is loaded. Of a model on the hub, only ``config.json`` is downloaded.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from math import prod
@@ -15,14 +16,15 @@ from typing import Any
 
 from llmserve.builder.gguf.header import read_header
 from llmserve.builder.source import DEMO, GGUF, WEIGHTS, hub_listing, is_gguf, path_of, read_object
-from llmserve.builder.weights.stored import Stored, read_stored
+from llmserve.builder.weights.stored import INDEX, WHOLE, Stored, loaded_files, read_stored
 from llmserve.errors import ModelSourceError
 from llmserve.plugins.size import BYTES, ModelSize
+from llmserve.runtime.causal import original_length
 
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "n_ctx")
-_HALF_BYTE = 0.5625
-"""What a weight of most GGUF files takes, with its share of a scale."""
+_GGUF_KIND = re.compile(r"(?:^|[-_.])(?:B?F(16|32)|(?:I?Q|MXFP)(\d))(?=[-_.])", re.IGNORECASE)
+"""The bits of a weight, as the names of GGUF files say them: ``Q8_0``, ``IQ4_XS``, ``BF16``."""
 
 
 def size_of(
@@ -52,9 +54,12 @@ def size_in(folder: Path, weights: Sequence[str] = (WEIGHTS,)) -> ModelSize | No
     if not files or not (folder / "config.json").is_file():
         return None
     config = _text_config(read_object(folder / "config.json"))
+    if _is_packed(config):
+        return None
     stored: dict[str, Stored] = {}
-    for file in files:
-        if file.match(WEIGHTS):
+    # Some models have their weights a second time, for other programs.
+    for file in loaded_files(folder, WHOLE, WEIGHTS):
+        if file in files:
             stored |= read_stored(file)
     size = sum(file.stat().st_size for file in files)
     if not stored:
@@ -62,33 +67,33 @@ def size_in(folder: Path, weights: Sequence[str] = (WEIGHTS,)) -> ModelSize | No
     kinds: Counter[str] = Counter()
     for tensor in stored.values():
         kinds[tensor.dtype] += prod(tensor.shape)
+    if (dtype := _TYPES.get(kinds.most_common(1)[0][0])) is None:
+        return None
     vocabulary = config.get("vocab_size")
     ends = [prod(t.shape) for t in stored.values() if len(t.shape) == 2 and vocabulary in t.shape]
-    return ModelSize(
+    found = ModelSize(
         parameters=kinds.total(),
         bytes=size,
-        dtype=_TYPES.get(kinds.most_common(1)[0][0], "float32"),
+        dtype=dtype,
         ends=sum(ends),
         largest=max(prod(tensor.shape) for tensor in stored.values()),
-        cache=_cache_of(config),
-        context=_first(config, *_LENGTHS),
     )
+    return _with_cache(found, config)
 
 
 def _by_bytes(size: int, config: Mapping[str, Any]) -> ModelSize:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     dtype = dtype if dtype in BYTES else "float32"
-    hidden, vocabulary = (config.get(name) or 0 for name in ("hidden_size", "vocab_size"))
+    hidden, vocabulary = (_first(config, name) for name in ("hidden_size", "vocab_size"))
     count = 1 if config.get("tie_word_embeddings") else 2
-    return ModelSize(
+    found = ModelSize(
         parameters=size // BYTES[dtype],
         bytes=size,
         dtype=dtype,
         ends=count * hidden * vocabulary,
         largest=hidden * vocabulary,
-        cache=_cache_of(config),
-        context=_first(config, *_LENGTHS),
     )
+    return _with_cache(found, config)
 
 
 def _of_hub(model: str, revision: str, weights: Sequence[str]) -> ModelSize | None:
@@ -97,17 +102,43 @@ def _of_hub(model: str, revision: str, weights: Sequence[str]) -> ModelSize | No
         return None
     file, sizes, config = listing
     if file:
-        return ModelSize(
-            parameters=int(sizes[file] / _HALF_BYTE), bytes=sizes[file], dtype="bfloat16",
-            is_on_hub=True, is_gguf=True,
-        )  # fmt: skip
-    chosen = [
-        size for name, size in sizes.items()
+        return _of_gguf_on_hub(file, sizes[file])
+    chosen = {
+        name: size for name, size in sizes.items()
         if "/" not in name and any(fnmatch(name, pattern) for pattern in weights)
-    ]  # fmt: skip
-    if not chosen:
+    }  # fmt: skip
+    config = _text_config(config)
+    if not chosen or _is_packed(config):
         return None
-    return replace(_by_bytes(sum(chosen), _text_config(config)), is_on_hub=True)
+    found = _by_bytes(sum(chosen[name] for name in _loaded(chosen, sizes)), config)
+    return replace(found, bytes=sum(chosen.values()), is_on_hub=True)
+
+
+def _loaded(chosen: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return which of the chosen files are loaded, as ``loaded_files`` does by what is in them."""
+    of_index = [name.removesuffix(f".safetensors{INDEX}") for name in names if name.endswith(INDEX)]
+    patterns = [WHOLE, *(f"{stem}-*-of-*.safetensors" for stem in of_index)]
+    others = [name for name in chosen if not fnmatch(name, WEIGHTS)]
+    for pattern in patterns:
+        if found := [name for name in chosen if fnmatch(name, pattern)]:
+            return [*others, *found]
+    return list(chosen)
+
+
+def _of_gguf_on_hub(file: str, size: int) -> ModelSize | None:
+    """Return the size of a model by the type that the name of its file says."""
+    if (named := _GGUF_KIND.search(file)) is None:
+        return None
+    # With its share of a scale. The larger weights of a file in fewer bits have more of them.
+    bits = int(named[1]) if named[1] else max(4, int(named[2])) + 0.5
+    return ModelSize(
+        parameters=int(size * 8 / bits), bytes=size, dtype="bfloat16", is_on_hub=True, is_gguf=True
+    )
+
+
+def _is_packed(config: Mapping[str, Any]) -> bool:
+    """Return whether the weights are quantized: only what computes them knows how many bytes."""
+    return bool(config.get("quantization_config") or config.get("compression_config"))
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,14 +147,41 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **text} if isinstance(text, Mapping) else config
 
 
-def _cache_of(config: Mapping[str, Any]) -> int:
-    """Return how many numbers the keys and values of a token are, 0 if that is not said."""
+def _with_cache(size: ModelSize, config: Mapping[str, Any]) -> ModelSize:
+    """Add what a configuration says about keys and values, and for how many tokens they are."""
+    kinds = config.get("layer_types")
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    window = _first(config, "sliding_window", "attention_chunk_size")
+    near = layers
+    if isinstance(kinds, list):
+        # Others, such as linear attention, keep a state that does not grow.
+        layers = sum(kind in ("full_attention", *_NEAR) for kind in kinds) or layers
+        near = sum(kind in _NEAR for kind in kinds)
+    elif every := _first(config, "sliding_window_pattern"):
+        near = layers - layers // every
+    if config.get("use_sliding_window") is False or not near:
+        window = near = 0
+    of_layer = _cache_of_layer(config)
+    return replace(
+        size,
+        cache=layers * of_layer,
+        context=_first(config, *_LENGTHS),
+        window=window,
+        windowed=near * of_layer if window else 0,
+        unstretched=original_length(config) or 0,
+    )
+
+
+_NEAR = ("sliding_attention", "chunked_attention")
+
+
+def _cache_of_layer(config: Mapping[str, Any]) -> int:
+    """Return how many numbers the keys and values of a token are, 0 if that is not said."""
     heads = _first(config, "num_attention_heads", "n_head", "n_heads")
     hidden = _first(config, "hidden_size", "n_embd", "d_model")
     width = _first(config, "head_dim") or (hidden // heads if heads else 0)
     key_heads = _first(config, "num_key_value_heads", "num_kv_heads") or heads
-    return 2 * layers * (1 if config.get("multi_query") else key_heads) * width
+    return 2 * (1 if config.get("multi_query") else key_heads) * width
 
 
 def _first(config: Mapping[str, Any], *names: str) -> int:
@@ -145,7 +203,7 @@ def _of_gguf(path: Path) -> ModelSize:
         "max_position_embeddings": own("context_length"),
     }
     is_plain = all(tensor.kind == 0 for tensor in header.tensors)
-    return ModelSize(
+    found = ModelSize(
         parameters=sum(tensor.elements for tensor in header.tensors),
         bytes=path.stat().st_size,
         # What it is converted to before anything else is done with it.
@@ -153,6 +211,5 @@ def _of_gguf(path: Path) -> ModelSize:
         ends=sum(ends),
         largest=max(tensor.elements for tensor in header.tensors),
         is_gguf=True,
-        cache=_cache_of(described),
-        context=_first(described, *_LENGTHS),
     )
+    return _with_cache(found, described)

@@ -34,6 +34,12 @@ class ModelSize:
     """How many numbers the keys and values of a token are, in all layers; 0 if not known."""
     context: int = 0
     """The most tokens of a prompt with its answer; 0 if not known."""
+    window: int = 0
+    """How many tokens back some of its layers look at most; 0 if all look at the whole context."""
+    windowed: int = 0
+    """How many of the numbers of ``cache`` are of such layers."""
+    unstretched: int = 0
+    """Up to how many tokens longrope rotates them one way; 0 without it."""
     is_on_hub: bool = False
     """Whether its files are in the hub's cache, and not in a folder of the user's."""
     is_checkpoint: bool = True

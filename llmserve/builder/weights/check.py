@@ -18,7 +18,7 @@ from typing import Any
 
 from llmserve.builder.source import PICKLED, WEIGHTS, read_object
 from llmserve.builder.weights.kept_answers import find_answer, keep_answer
-from llmserve.builder.weights.stored import INDEX, Stored, read_stored, shards_of
+from llmserve.builder.weights.stored import WHOLE, Stored, index_in, loaded_files, read_stored
 from llmserve.errors import ModelSourceError
 
 _COMPARE = "llmserve.builder.weights.compare"
@@ -42,7 +42,7 @@ def check_weights(
     and of each tensor what its first number takes. A folder without weights has none to refuse.
     """
     stored = {}
-    for file in _loaded(folder, "model.safetensors", WEIGHTS, asked):
+    for file in _loaded(folder, WHOLE, WEIGHTS, asked):
         stored.update(read_stored(file))
     pickled = [] if stored or not pickle else _loaded(folder, "pytorch_model.bin", PICKLED, asked)
     if not (stored or pickled):
@@ -82,17 +82,12 @@ def check_weights(
         report(f"whether its weights are complete is not known: {unchecked}")
 
 
-def _loaded(folder: Path, single: str, pattern: str, asked: str) -> Sequence[Path]:
-    """Return the files that are loaded: one, or those of an index, or else all."""
-    if (folder / single).is_file():
-        return [folder / single]
-    indices = sorted(folder.glob(f"*{single.rpartition('.')[2]}{INDEX}"))
-    if not indices:
-        return sorted(path for path in folder.glob(pattern) if path.is_file())
-    files = shards_of(indices[0])
-    if lost := [file.name for file in files if not file.is_file()]:
+def _loaded(folder: Path, whole: str, pattern: str, asked: str) -> Sequence[Path]:
+    files = loaded_files(folder, whole, pattern)
+    lost = [file.name for file in files if not file.is_file()]
+    if lost and (index := index_in(folder, whole)):
         raise ModelSourceError(
-            f"{asked} has no {_named(lost)}, which {indices[0].name} names", hint=_HINT
+            f"{asked} has no {_named(lost)}, which {index.name} names", hint=_HINT
         )
     return files
 

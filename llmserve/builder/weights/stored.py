@@ -99,6 +99,22 @@ def _stored(path: Path, start: int, described: Mapping[str, Any]) -> Stored:
 
 
 INDEX = ".index.json"
+WHOLE = "model.safetensors"
+"""The file of a model that is not in several."""
+
+
+def loaded_files(folder: Path, whole: str, pattern: str) -> list[Path]:
+    """Return the files that are loaded: one, or those of an index, or else all."""
+    if (folder / whole).is_file():
+        return [folder / whole]
+    if index := index_in(folder, whole):
+        return shards_of(index)
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def index_in(folder: Path, whole: str) -> Path | None:
+    """Return what names the shards of a model that is in several files instead of a whole one."""
+    return min(folder.glob(f"*{whole.rpartition('.')[2]}{INDEX}"), default=None)
 
 
 def shards_of(index: Path) -> list[Path]:

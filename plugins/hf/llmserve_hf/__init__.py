@@ -67,4 +67,4 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
 
 
 def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
-    return place_needs(size, options, tokens=size.context)
+    return place_needs(size, options, tokens=size.context, drops=True)

@@ -28,7 +28,9 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     weights = 4 * size.parameters if is_widened and size.is_checkpoint else stored
     kind = str(options["kv_cache"])
     width = _CACHE_BYTES.get(kind, 4 if computed == "float32" else 2)
-    tokens = size.context or _CONTEXT
+    # Beyond any of these it serves none.
+    limits = (size.context, size.window, size.unstretched)
+    tokens = min((limit for limit in limits if limit), default=_CONTEXT)
     cache = size.cache * width * tokens
     if limit := int(options["cache_gb"]) * _GB:
         tokens = min(tokens, limit // (size.cache * width) if size.cache else tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from llmserve.repository.needs import needs_of
 from llmserve.repository.repository import Repository
 from llmserve_cli.group import cli
 from tests.gguf_files import write_model
+from tests.support import edit_json
 
 PLENTY = Left(free=inf, addressable=inf, of_gpu=inf, on_disk=inf)
 GB = 10**9
@@ -93,6 +95,109 @@ def test_the_size_of_a_model_is_read_from_its_headers(small: Path) -> None:
     assert (size.dtype, size.ends, size.largest) == ("bfloat16", 2 * 32000 * 1024, 32000 * 1024)
     assert (size.cache, size.context) == (2 * 32 * 8 * 128, 4096)
     assert size.bytes == (small / "model.safetensors").stat().st_size
+
+
+def test_weights_for_another_program_are_not_counted(small: Path) -> None:
+    """Mistral's own programs read ``consolidated.safetensors``."""
+    before = size_of(str(small))
+    whole, other = small / "model.safetensors", small / "consolidated.safetensors"
+    with whole.open("rb") as file:
+        length = file.read(8)
+        header = file.read(int.from_bytes(length, "little")).replace(b"model.", b"mine..")
+    other.write_bytes(length + header)
+    os.truncate(other, whole.stat().st_size)
+    size = size_of(str(small))
+    assert before is not None
+    assert size == replace(before, bytes=2 * before.bytes)
+    whole.rename(small / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    (small / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert size_of(str(small)) == size
+
+
+def test_what_quantized_weights_take_is_not_known(small: Path, left: Any) -> None:
+    edit_json(small / "config.json", quantization_config={"quant_method": "fp8"})
+    assert size_of(str(small)) is None
+    left(free=0)
+    choice, _ = fitted(small, "hf")
+    assert choice.spec.options == {}
+
+
+@pytest.mark.parametrize(
+    ("described", "openvino", "hf"),
+    [
+        ({"sliding_window": 4096}, 4096, 4096),
+        ({"sliding_window": 4096, "use_sliding_window": False}, 131072, 131072),
+        ({"sliding_window": 4096, "sliding_window_pattern": 4}, 4096, 4096 * 3 / 4 + 131072 / 4),
+        (
+            {
+                "sliding_window": 4096,
+                "layer_types": ["sliding_attention"] * 8 + ["full_attention"] * 24,
+            },
+            4096,
+            4096 / 4 + 131072 * 3 / 4,
+        ),
+        (
+            {"layer_types": ["linear_attention"] * 24 + ["full_attention"] * 8},
+            131072 / 4,
+            131072 / 4,
+        ),
+        (
+            {
+                "rope_scaling": {"type": "longrope"},
+                "original_max_position_embeddings": 4096,
+            },
+            4096,
+            131072,
+        ),
+    ],
+)
+def test_only_tokens_that_are_served_take_memory(
+    tmp_path: Path, described: dict[str, Any], openvino: float, hf: float
+) -> None:
+    model = sparse_llama(tmp_path / "long", hidden=1024, layers=32, context=131072)
+    edit_json(model / "config.json", **described)
+    size, registry = size_of(str(model)), Registry.load()
+    assert size is not None
+    for plugin, tokens in (("openvino", openvino), ("hf", hf)):
+        options = {"dtype": "float32", "device": "cpu"}
+        plan = make_plan(BuildSpec(plugin, str(model), options=options), registry)
+        needs = fit_needs(plan, size)
+        assert needs is not None
+        assert needs.cache == tokens * 2 * 32 * 8 * 128 * 4, plugin
+
+
+@pytest.mark.parametrize(
+    ("file", "bits"),
+    [
+        ("m-Q8_0.gguf", 8.5), ("m.F16.gguf", 16), ("m-BF16.gguf", 16), ("m-f32.gguf", 32),
+        ("m-Q4_K_M.gguf", 4.5), ("m-UD-IQ2_M.gguf", 4.5), ("m-MXFP4.gguf", 4.5),
+        ("a-Q4B-model.gguf", None),
+    ],
+)  # fmt: skip
+def test_a_file_on_the_hub_has_the_type_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, file: str, bits: float | None
+) -> None:
+    listing: tuple[str, dict[str, int], dict[str, Any]] = (file, {file: 17_000_000}, {})
+    monkeypatch.setattr("llmserve.builder.size.hub_listing", lambda *_, **__: listing)
+    size = size_of(f"owner/name:{file}")
+    assert (size and size.parameters) == (bits and int(17_000_000 * 8 / bits))
+
+
+def test_what_is_loaded_from_the_hub_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Any] = {"dtype": "bfloat16", "vocab_size": "many", "hidden_size": 64}
+    sizes = {
+        "config.json": 9, "consolidated.safetensors": 300, "model.safetensors.index.json": 9,
+        "model-00001-of-00002.safetensors": 200, "model-00002-of-00002.safetensors": 100,
+        "original/model.safetensors": 300,
+    }  # fmt: skip
+    listing = ("", sizes, config)
+    monkeypatch.setattr("llmserve.builder.size.hub_listing", lambda *_, **__: listing)
+    size = size_of("owner/name")
+    assert size is not None
+    assert (size.bytes, size.parameters, size.ends) == (600, 150, 0)
+    config["quantization_config"] = {"quant_method": "awq"}
+    assert size_of("owner/name") is None
 
 
 def test_what_fits_is_built_as_it_was_asked_for(small: Path, left: Any) -> None:
@@ -168,7 +273,8 @@ def test_a_gguf_file_is_widened_first(tmp_path: Path) -> None:
     assert size.context == model.config.max_position_embeddings
     plain = fit_needs(make_plan(BuildSpec("hf", str(path)), Registry.load()), size)
     assert plain is not None
-    assert plain.disk >= size.bytes + 2 * size.parameters
+    # The repository has it by links.
+    assert plain.disk == 2 * size.parameters
 
 
 def test_a_built_model_knows_what_it_takes(tmp_path: Path) -> None:
