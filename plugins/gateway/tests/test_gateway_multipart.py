@@ -119,6 +119,16 @@ def test_what_a_client_can_make_long_is_bounded() -> None:
         read([encoded([("f", b"")] * 33)])
 
 
+@pytest.mark.parametrize("after", [b"z", b"-a", b"\ra"])
+def test_content_with_very_many_beginnings_of_a_boundary_is_refused(after: bytes) -> None:
+    """Each takes as long to read as thousands of other bytes do, and all requests wait for that."""
+    piece = (b"\r\n--b-1" + after) * 40
+    head, end = b"--b-1\r\ncontent-disposition: form-data; name=f\r\n\r\n", b"\r\n--b-1--\r\n"
+    assert read([head, piece, end]) == [(Part("f", None), piece)]
+    with pytest.raises(ApiError, match="more than 64 boundaries"):
+        read([head, piece, piece, end])
+
+
 def test_a_form_that_is_wrong_prints_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Anybody with a key could fill a log."""
     with pytest.raises(ApiError, match="cannot be read"):
