@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,11 +11,13 @@ from typing import Any
 import click
 
 from llmserve import __version__
+from llmserve.commands import printable
 from llmserve_cli import absent, commands, habits, interrupts
 from llmserve_cli.usage import Group
 
 SECTIONS = ("Serve", "Measure", "Extend")
 """The sections of ``--help``, in order; plugins may add others."""
+_NAMES_OF_PLUGINS = ("LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS")
 
 
 class OutputClosed(Exception):
@@ -50,6 +53,7 @@ class Commands(Group):
     def invoke(self, ctx: click.Context) -> Any:
         interrupts.raise_on_interrupt()
         with _translated_errors():
+            _note_unmatched_names()
             return super().invoke(ctx)
 
     def plugin_of_command(self) -> str | None:
@@ -123,6 +127,17 @@ class Commands(Group):
                 raise
             except BaseException as error:
                 click.echo(f"llmserve: plugin {plugin} adds no commands: {reason(error)}", err=True)
+
+
+def _note_unmatched_names() -> None:
+    # The import is slow, and hardly anybody needs it.
+    if not any(os.environ.get(variable) for variable in _NAMES_OF_PLUGINS):
+        return
+    with interrupts.while_importing():
+        from llmserve.plugin import Registry
+    for words in Registry.unmatched_names(os.environ):
+        # Without the prefix of what `run` repeats of its server: it has said so itself.
+        click.echo(printable(f"note: {words}"), err=True)
 
 
 @contextmanager

@@ -39,7 +39,10 @@ def plugins(name: str | None, as_json: bool) -> None:
             {
                 "components": _rows(registry),
                 "plugins": _origins(registry),
-                "problems": _problems(registry),
+                "problems": [
+                    *map(str, registry.problems()),
+                    *registry.unmatched_names(os.environ),
+                ],
             }
         )
     else:
@@ -50,7 +53,8 @@ def plugins(name: str | None, as_json: bool) -> None:
         titles = ["PLUGIN", "FROM", "VERSION", "API", "ENTRY POINT", "PATH"]
         cells = (list(origin.values())[:6] for origin in _origins(registry))
         print_table([titles, *(["-" if c is None else str(c) for c in row] for row in cells)])
-        for problem in _problems(registry):
+        # Names in the environment without a plugin are noted by every command.
+        for problem in registry.problems():
             click.echo(printable(f"! {problem}"))
 
 
@@ -83,10 +87,6 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
         }
         for plugin in registry.plugins
     ]
-
-
-def _problems(registry: Registry) -> list[str]:
-    return [*map(str, registry.problems()), *registry.unmatched_names(os.environ)]
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:

@@ -120,13 +120,15 @@ class Registry:
     def load(cls, *, components: bool = True) -> Registry:
         return cls(find_plugins(), components=components)
 
-    def unmatched_names(self, environment: Mapping[str, str]) -> list[str]:
+    @staticmethod
+    def unmatched_names(environment: Mapping[str, str]) -> list[str]:
         """Report names in the environment that match no plugin: a typo would go unnoticed."""
+        plugins = list(find_plugins({}))
         return [
             f"{variable} names {name!r}, but no installed plugin has that name"
             for variable in (ONLY, BLOCKED)
             for name in sorted(names_in(environment, variable))
-            if not any(plugin.is_among({name}) for plugin in self.plugins)
+            if not any(plugin.is_among({name}) for plugin in plugins)
         ]
 
     def recipe(self, name: str) -> Recipe:

@@ -120,6 +120,17 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     assert "than one line of a narrow terminal and is printed whole (acme)" in folded
 
 
+@pytest.mark.parametrize("words", [["list"], ["build", "--model", "demo"], ["plugins"]])
+def test_a_name_in_the_environment_that_is_no_plugin_is_said_once(
+    site: Path, words: list[str]
+) -> None:
+    note = "LLMSERVE_BLOCK_PLUGINS names 'nope', but no installed plugin has that name"
+    others = ["--output", "elsewhere", "--plugin", "nope"] if words[0] == "build" else []
+    result = run(site, *words, *others, LLMSERVE_BLOCK_PLUGINS="nope,exits")
+    assert f"note: {note}\n" in result.stderr
+    assert (result.stdout + result.stderr).count(note) == 1
+
+
 def test_every_built_in_command_has_an_example_and_a_summary_that_is_not_cut() -> None:
     listed = click.Group()
     llmserve_register_commands(listed)

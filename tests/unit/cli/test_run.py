@@ -147,3 +147,16 @@ def test_why_a_server_has_ended_is_not_shown_as_progress_too() -> None:
     with pytest.raises(ServerError, match=r"^m failed to load$"):
         beside.check()
     assert steps == ["loading m"]
+
+
+def test_what_the_command_has_noted_is_not_shown_of_its_server_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMSERVE_BLOCK_PLUGINS", "nope")
+    servers: list[Beside] = []
+    follow = Beside.follow
+    monkeypatch.setattr(Beside, "follow", lambda self: servers.append(self) or follow(self))
+    with pytest.raises(ServerError, match="no repository at"), serving(tmp_path / "none", []):
+        raise AssertionError
+    assert any("LLMSERVE_BLOCK_PLUGINS names 'nope'" in line for line in servers[0].lines)
+    assert "nope" not in capsys.readouterr().err

@@ -353,7 +353,7 @@ def test_the_error_for_a_collision_names_the_setting_that_blocks_one_plugin(
 def test_an_unknown_name_in_the_environment_is_reported(site: Path) -> None:
     install(site, "acme", "[llmserve]\nhf = json\n")
     environment = {"LLMSERVE_BLOCK_PLUGINS": "acme:hff", "LLMSERVE_PLUGINS": "acme:hf, hg"}
-    assert Registry(find_plugins({})).unmatched_names(environment) == [
+    assert Registry.unmatched_names(environment) == [
         "LLMSERVE_PLUGINS names 'hg', but no installed plugin has that name",
         "LLMSERVE_BLOCK_PLUGINS names 'acme:hff', but no installed plugin has that name",
     ]
