@@ -303,9 +303,9 @@ def part(name: str, help: str, body: Body) -> Field[Values]:
 
     def check(value: Any, name: str) -> Values:
         values = body.read(check_mapping(value, name))
-        others = [each for each in values.unknown if value[each] is not None]
-        if body.closed and others:
-            raise bad_request(f"{others[0][:40]!r} is not supported", name)
+        others = (each for each in value if each in values.unknown and value[each] is not None)
+        if body.closed and (other := next(others, None)) is not None:
+            raise bad_request(f"{other[:40]!r} is not supported", name)
         return values
 
     return Field(name, help, check, {"type": "object"}, absent=body.read({}), body=body)

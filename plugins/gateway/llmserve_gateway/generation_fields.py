@@ -232,7 +232,8 @@ def _constraint(row: RequestOption, name: str, label: str = "") -> Field[Any]:
                 raise bad_request(f"{name} must be a list of up to {row.high} texts", name)
             return value
         if not isinstance(value, str):
-            what = "a schema, or its text" if row.json else "a text"
+            lists = ", or a list of texts" if row.kind == "words" else ""
+            what = "a schema, or its text" if row.json else f"a text{lists}"
             raise bad_request(f"{name} must be {what}", name)
         return value
 

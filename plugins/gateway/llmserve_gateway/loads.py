@@ -20,6 +20,8 @@ from llmserve_gateway.reply import Reply
 _COMMENT_EVERY = 10.0
 """Seconds between comments in a stream that waits: proxies give up one that is silent for long."""
 _LONGEST_NAME = 255
+_NEWEST = 0.2
+"""The weight of the last wait in the mean of all."""
 
 
 class Loads:
@@ -46,6 +48,8 @@ class Loads:
         self.first = 0
         """How many of them are not of batches, which make room for them."""
         self._first_of: Counter[Party | None] = Counter()
+        self._seconds = 0.0
+        """How long requests wait, in the mean."""
 
     @asynccontextmanager
     async def hold(
@@ -85,10 +89,11 @@ class Loads:
         """Count a request that waits, or refuse it."""
         if not of_batch:
             if self.first >= self._limit:
-                raise queue_full(f"{self.first} requests wait for models to be loaded")
+                what = f"{self.first} requests wait for models to be loaded"
+                raise queue_full(what, self._seconds)
             if party and self._first_of[party] >= party.share(self._limit):
                 what = f"{self._first_of[party]} requests of this {party.kind} wait for models"
-                raise queue_full(f"{what} to be loaded, which is its share")
+                raise queue_full(f"{what} to be loaded, which is its share", self._seconds)
             self.first += 1
             self._first_of[party] += 1
             self._on_wait()
@@ -97,6 +102,7 @@ class Loads:
     def uncount(self, model: str, party: Party | None, seconds: float, *, of_batch: bool) -> None:
         """Count one less, which has waited for so long."""
         self._observe(model, seconds)
+        self._seconds += (seconds - self._seconds) * (_NEWEST if self._seconds else 1)
         if not of_batch:
             self.first -= 1
             self._first_of[party] -= 1

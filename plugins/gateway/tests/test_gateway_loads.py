@@ -25,6 +25,7 @@ from llmserve_gateway import loads
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches import asking
 from llmserve_gateway.batches.calls import Call
+from llmserve_gateway.errors import ApiError
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, new_key
 
@@ -425,6 +426,16 @@ def test_a_triton_that_was_restarted_is_reached_by_a_new_connection(tmp_path: Pa
             assert connections == [1]
 
     asyncio.run(go())
+
+
+def test_who_is_one_too_many_comes_again_when_a_model_may_be_loaded(tmp_path: Path) -> None:
+    waiting = loads.Loads(tmp_path / "sock", 1, lambda model, seconds: None)
+    for seconds, after in ((40.0, "1"), (20.0, "40"), (1.0, "36")):
+        waiting.count("a", None, of_batch=False)
+        with pytest.raises(ApiError, match="1 requests wait for models to be loaded") as caught:
+            waiting.count("b", None, of_batch=False)
+        assert caught.value.headers["retry-after"] == after
+        waiting.uncount("a", None, seconds, of_batch=False)
 
 
 def test_a_key_over_its_limit_has_nothing_loaded(tmp_path: Path) -> None:

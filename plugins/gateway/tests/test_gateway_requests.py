@@ -220,6 +220,20 @@ def test_invalid_fields_are_refused_by_name(body: dict[str, Any], param: str) ->
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_the_first_of_several_unknown_parts_of_a_constraint_is_named() -> None:
+    """Not another one each time that the gateway is started."""
+    sent = {"regex": "a", "zero": None, **dict.fromkeys("tenmornames", 1)}
+    with pytest.raises(ApiError) as caught:
+        read_completion({**TEXT, "structured_outputs": sent})
+    assert caught.value.message == "'t' is not supported"
+
+
+def test_a_choice_may_be_a_list_as_its_error_says() -> None:
+    with pytest.raises(ApiError) as caught:
+        read_completion({**TEXT, "guided_choice": 5})
+    assert caught.value.message == "guided_choice must be a text, or a list of texts"
+
+
 def test_a_response_echoes_its_request() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     named = {"type": "function", "name": "f"}
