@@ -114,7 +114,7 @@ class OpenAIApi:
         The last piece has the counts. What is not in the format of the API raises a ValueError,
         LookupError, TypeError or AttributeError.
         """
-        content = json.loads(data)
+        content = _parsed(data)
         if error := content.get("error"):
             message = error.get("message", error) if isinstance(error, Mapping) else error
             raise RequestRejectedError(str(message))
@@ -131,7 +131,7 @@ class OpenAIApi:
     def refusal(status: int, body: bytes) -> ClientError:
         """Return the error for a response that is not 200."""
         try:
-            error = json.loads(body)["error"]
+            error = _parsed(body)["error"]
             message = str(error["message"] if isinstance(error, Mapping) else error)
         except (ValueError, LookupError, TypeError):
             words = body.decode(errors="replace").strip()[:200]
@@ -163,11 +163,20 @@ class OpenAIApi:
         )
 
 
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("the answer is nested too deep") from None
+
+
 def _piece(choice: Mapping[str, Any], reasoning: bool) -> Piece:
     message = choice.get("delta") or choice.get("message") or {}
     names = ("content", *_REASONING) if reasoning else ("content",)
     texts = (choice.get("text"), *map(message.get, names))
     text = next(filter(None, texts), "")
+    if not isinstance(text, str):
+        raise TypeError("the text of an answer is none")
     return Piece(text, choice.get("index") or 0, choice.get("finish_reason"))
 
 

@@ -64,7 +64,7 @@ def _opened(context: BuildContext, name: str, file: Path) -> Any:
     try:
         return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # Its errors have no class in common that is public.
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())
         raise ModelSourceError(
             f"{name} of {context.source.asked} cannot be read: {reason}",
             hint="download or save it again",

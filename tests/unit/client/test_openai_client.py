@@ -22,6 +22,9 @@ ANSWERS = {
     "other": b'data: {"foo": 1}\n\n',
     "list": b"data: []\n\n",
     "text": b"data: nope\n\n",
+    "deep": b'data: {"choices": ' + b"[" * 50_000 + b"]" * 50_000 + b"}\n\n",
+    "number": b'data: {"choices": [{"text": 5}]}\n\n',
+    "texts": b'data: {"choices": [{"delta": {"content": ["hi"]}}]}\n\n',
     "right": b'data: {"choices": [{"text": "hi"}]}\n\n',
     "null": b'data: {"choices": null}\n\ndata: {"choices": [{"text": "hi"}]}\n\n',
 }
@@ -41,13 +44,23 @@ def server() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [*((path, NO_STREAM) for path in ("whole", "other", "list", "text")), ("word", "boom")],
+    [
+        *(
+            (path, NO_STREAM)
+            for path in ("whole", "other", "list", "text", "deep", "number", "texts")
+        ),
+        ("word", "boom"),
+    ],
 )
 def test_a_wrong_stream_is_an_error_and_no_empty_answer(
     server: str, path: str, message: str
 ) -> None:
     with pytest.raises(LLMServeError, match=message):
         OpenAIClient(f"{server}/{path}").generate("demo", "a")
+
+
+def test_a_refusal_that_is_nested_too_deep_to_read_is_told_by_its_first_words() -> None:
+    assert "(" + "[" * 200 + ")" in OpenAIApi.refusal(500, b"[" * 50_000).problem
 
 
 @pytest.mark.parametrize("path", ["right", "right/ü 1", "null"])

@@ -5,6 +5,8 @@ export const at = (id) => document.getElementById(id);
 // Returns an element; a child is a node or a string, and properties that are null are left out.
 export function create(name, properties = {}, ...children) {
   const element = document.createElement(name);
+  // Before dir="auto", which browsers would look up anew for each child.
+  element.append(...children);
   for (const [key, value] of Object.entries(properties)) {
     if (value === null || value === undefined) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
@@ -12,7 +14,6 @@ export function create(name, properties = {}, ...children) {
     else if (key in element) element[key] = value;
     else element.setAttribute(key, value);
   }
-  element.append(...children);
   return element;
 }
 

@@ -5,6 +5,8 @@ import { readBlocks, safeAddress } from "./markdown.js";
 
 // The page has headings of its own, up to the third level, above those of a text.
 const HEADING_OFFSET = 3;
+// Elements within elements, beyond which browsers need minutes to lay them out.
+const MAX_DEPTH = 100;
 const TASK = /^\[([ xX])\] /;
 const SIDES = /text-align:(left|center|right)/;
 
@@ -32,12 +34,13 @@ function render(tokens, inLink = false) {
   const open = [{ nodes: root }];
   for (const token of tokens) {
     if (token.nesting > 0) {
-      open.push({ token, nodes: [], inLink });
+      const isTooDeep = open.length > MAX_DEPTH;
+      open.push({ token, nodes: isTooDeep ? open.at(-1).nodes : [], inLink, isTooDeep });
       inLink ||= token.type === "link_open";
     } else if (token.nesting < 0) {
-      const { token: opened, nodes, inLink: before } = open.pop();
+      const { token: opened, nodes, inLink: before, isTooDeep } = open.pop();
       inLink = before;
-      open.at(-1).nodes.push(...renderAround(opened, nodes, inLink));
+      if (!isTooDeep) open.at(-1).nodes.push(...renderAround(opened, nodes, inLink));
     } else {
       open.at(-1).nodes.push(...renderAlone(token, inLink));
     }
