@@ -155,7 +155,12 @@ def test_what_the_command_has_noted_is_not_shown_of_its_server_again(
     monkeypatch.setenv("LLMSERVE_BLOCK_PLUGINS", "nope")
     servers: list[Beside] = []
     follow = Beside.follow
-    monkeypatch.setattr(Beside, "follow", lambda self: servers.append(self) or follow(self))
+
+    def followed(self: Beside) -> None:
+        servers.append(self)
+        follow(self)
+
+    monkeypatch.setattr(Beside, "follow", followed)
     with pytest.raises(ServerError, match="no repository at"), serving(tmp_path / "none", []):
         raise AssertionError
     assert any("LLMSERVE_BLOCK_PLUGINS names 'nope'" in line for line in servers[0].lines)
