@@ -52,17 +52,16 @@ def addresses() -> float:
     return math.inf if limit == resource.RLIM_INFINITY else float(limit)
 
 
-def gpu_memory() -> MachineMemory | None:
-    """Return the memory of the GPU that has most of it free, None if none can be asked."""
+def gpu_memory() -> list[MachineMemory]:
+    """Return the memory of each GPU; none if they cannot be asked."""
     if not shutil.which(_NVIDIA):
-        return None
+        return []
     query = [_NVIDIA, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
         rows = (map(float, row.split(",")) for row in answer.stdout.splitlines())
-        found = [MachineMemory(free * _MIB, total * _MIB) for free, total in rows]
-        return max(found, key=lambda one: one.free)
-    return None
+        return [MachineMemory(free * _MIB, total * _MIB) for free, total in rows]
+    return []
 
 
 def has_gpu(root: Path = _ROOT) -> bool:

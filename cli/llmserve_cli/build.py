@@ -132,7 +132,7 @@ def build(
     llmserve build --plugin hf --model ./my-model --name mine --output models
     """
     if config is not None:
-        _build_config(ctx, config, force=spec_fields["force"])
+        _build_config(ctx, config, force=spec_fields["force"], fit=fit)
         return
     with while_importing():
         from llmserve.builder.plan import suited_recipe
@@ -166,13 +166,13 @@ def build(
         _print_next(result, verbose)
 
 
-def _build_config(ctx: click.Context, path: Path, *, force: bool) -> None:
+def _build_config(ctx: click.Context, path: Path, *, force: bool, fit: bool | None) -> None:
     """Build the models of a file; what they are built from stands only there."""
     from llmserve.plugin import ServerFile
 
     flags = {param.name: max(param.opts, key=len) for param in ctx.command.params}
     others = [flags[name] for name in ctx.params if name in flags and _is_given(ctx, name)]
-    others = [flag for flag in others if flag not in ("--config", "--model", "--force")]
+    others = [flag for flag in others if flag not in ("--config", "--model", "--force", "--fit")]
     if others := [*others, *ctx.args]:
         raise UsageError(
             f"--config says what to build, and {', '.join(others)} is given too",
@@ -181,7 +181,7 @@ def _build_config(ctx: click.Context, path: Path, *, force: bool) -> None:
     file = ServerFile.read(path)
     if not file.models:
         raise ConfigError(f"{path} has no model", hint="add [models.NAME] with its source")
-    for stored in build_file(file, force=force):
+    for stored in build_file(file, serves=False, force=force, fit=fit):
         click.echo(stored.model.folder)
     start = f"llmserve serve --config {shlex.quote(str(path))}"
     _print_step(file.repository, [*file.models], start)

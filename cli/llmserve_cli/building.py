@@ -105,7 +105,8 @@ def build_stored(
     options = build_options(assignments, flags)
     spec = BuildSpec(plugin or "", model, name, **(components or {}), options=options, force=force)
     chosen = bool(plugin or options or any((components or {}).values()))
-    return _build(spec, Store(), Registry.load(), change=may_change(fit, chosen=chosen))
+    change = may_change(fit, chosen=chosen)
+    return _build(spec, Store(), Registry.load(), change=change, serves=True)
 
 
 def may_change(fit: bool | None, *, chosen: bool) -> bool | None:
@@ -115,16 +116,20 @@ def may_change(fit: bool | None, *, chosen: bool) -> bool | None:
     return True if fit else None
 
 
-def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
+def build_file(
+    file: ServerFile, *, serves: bool, force: bool = False, fit: bool | None = None
+) -> list[StoredModel]:
     """Return the models of a file; those are built that are not there, or not from the same."""
     with while_importing():
         from llmserve.plugin import Registry, Store
 
     store, registry = Store(repository=file.repository), Registry.load()
+    change = may_change(fit, chosen=True)
     stored = []
     for name, spec in file.models.items():
         try:
-            stored.append(_build(replace(spec, force=force), store, registry, change=False))
+            spec = replace(spec, force=force)
+            stored.append(_build(spec, store, registry, change=change, serves=serves))
         except LLMServeError as error:
             error.args = (f"{file.path}: models.{name}: {error}",)
             raise
@@ -132,14 +137,14 @@ def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
 
 
 def _build(
-    spec: BuildSpec, store: Store, registry: Registry, *, change: bool | None
+    spec: BuildSpec, store: Store, registry: Registry, *, change: bool | None, serves: bool
 ) -> StoredModel:
     from llmserve.commands import Status
 
     raise_on_interrupt(signal.SIGTERM)
     with Status(f"preparing {spec.name or spec.model}") as status:
         try:
-            stored = store.build(spec, registry, report=status.update, change=change)
+            stored = store.build(spec, registry, report=status.update, change=change, serves=serves)
         except ModelSourceError as error:
             raise with_suggestion(error, spec.model) from None
     if stored.is_new:

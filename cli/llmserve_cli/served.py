@@ -61,12 +61,12 @@ def _built_of_file(
     file: ServerFile, models: tuple[str, ...], asked: Asked
 ) -> tuple[Path, tuple[str, ...]]:
     """Return the repository of a file, whose models are built if needed, and which to load."""
-    if asked:
+    if asked != Asked(fit=asked.fit):
         raise UsageError(
-            "--plugin, --name, --set and --fit are for a model that is built",
+            "--plugin, --name and --set are for a model that is built",
             hint=f"write them into {file.path}",
         )
-    build_file(file)
+    build_file(file, serves=True, fit=asked.fit)
     return file.repository, models or tuple(file.models)
 
 

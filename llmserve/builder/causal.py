@@ -122,6 +122,7 @@ def place_needs(
         cache=cache,
         instances=int(options["instances"]),
         on_gpu=on_gpu,
+        on_all_gpus=options["device"] == "balanced",
         cached=f"a cache of {tokens} tokens" if cache else "",
         instead=({"dtype": "bfloat16"},) if dtype == "float32" else (),
     )

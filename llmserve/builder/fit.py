@@ -32,23 +32,36 @@ _ALLOWED = "is what ulimit -v allows"
 
 @dataclass(frozen=True)
 class Left:
-    """The bytes that a machine has left; ``addressable`` are those that one process may have."""
+    """The bytes that a machine has left; ``addressable`` are those that one process may have.
+
+    ``of_gpu`` are those of the GPU with most, and ``of_gpus`` those of all together.
+    """
 
     free: float = inf
     addressable: float = inf
     of_gpu: float = inf
+    of_gpus: float = inf
     on_disk: float = inf
 
     @classmethod
     def here(cls, output: Path) -> Left:
         """Return what is left here, and on the disk of a folder that need not be there yet."""
-        gpu = gpu_memory()
-        folder = next(
-            path for path in (output.absolute(), *output.absolute().parents) if path.exists()
-        )
+        gpus = [gpu.free for gpu in gpu_memory()]
         return cls(
-            memory().free, addresses(), gpu.free if gpu else inf, shutil.disk_usage(folder).free
+            memory().free,
+            addresses(),
+            max(gpus, default=inf),
+            sum(gpus) if gpus else inf,
+            _free_disk(output.absolute()),
         )
+
+
+def _free_disk(folder: Path) -> float:
+    """Return what is free where a folder is, or will be; the build says if it cannot be there."""
+    for path in (folder, *folder.parents):
+        with suppress(OSError):
+            return shutil.disk_usage(path).free
+    return inf
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,8 @@ def needs_of(plan: Plan, size: ModelSize) -> Needs | None:
     """Return what a model takes; None if its generator does not say."""
     if plan.generator.needs is None:
         return None
-    needs = plan.generator.needs(size, plan.options)
+    with plan.errors_of("generator", "needs"):
+        needs = plan.generator.needs(size, plan.options)
     if not size.is_gguf:
         return needs
     # It is converted to a checkpoint of 16 bits first.
@@ -99,6 +113,8 @@ def needs_of(plan: Plan, size: ModelSize) -> Needs | None:
 def lack(needs: Needs, left: Left, *, serves: bool) -> Lack | None:
     """Return what there is too little of to build a model and, if it is to be, to serve it."""
     built, served = needs.build, needs.served
+    # Each copy is a process of its own.
+    of_copy = served // max(1, needs.instances)
     candidates = [
         Lack("building it", built, left.free, "are free"),
         Lack("building it", built and built + needs.reads + _LIBRARIES, left.addressable, _ALLOWED),
@@ -107,8 +123,10 @@ def lack(needs: Needs, left: Left, *, serves: bool) -> Lack | None:
         what = f"serving it ({parts_of(needs)})"
         candidates += [
             Lack(what, served, left.free, "are free"),
-            Lack(what, needs.of_gpu, left.of_gpu, "are free on the GPU"),
-            Lack(what, served and served + needs.mapped + _LIBRARIES, left.addressable, _ALLOWED),
+            Lack(what, needs.of_gpu, left.of_gpus, "are free on all GPUs")
+            if needs.on_all_gpus
+            else Lack(what, needs.of_gpu, left.of_gpu, "are free on the GPU"),
+            Lack(what, of_copy and of_copy + needs.mapped + _LIBRARIES, left.addressable, _ALLOWED),
         ]
     lacking = [each for each in candidates if each.needed > each.available]
     return max(lacking, key=lambda each: each.needed / max(1.0, each.available), default=None)
@@ -134,16 +152,21 @@ def fit_spec(
     What does not fit is refused, with what would, unless ``change`` lets that be taken; with None,
     what does not fit is built nevertheless. ``serves`` is whether this machine serves it as well.
     """
+    plan = make_plan(spec, registry)
+    if plan.generator.needs is None:
+        # The hub is not asked in vain, perhaps for what is no name of a model there.
+        return Choice(spec)
     size = size_of(
-        spec.model,
-        revision=str(spec.options.get("revision", "")),
-        weights=make_plan(spec, registry).generator.weights,
+        spec.model, revision=str(plan.options["revision"]), weights=plan.generator.weights
     )
     choices = [] if size is None else list(_choices(spec, registry, size))
     if size is None or not choices:
         return Choice(spec)
     asked, left = choices[0], Left.here(spec.output)
-    _check_disk(asked, left)
+    if full := _full_disk(asked, left):
+        if change is not None:
+            raise full
+        report(Note(f"note: {full.problem}"))
     if (lacking := lack(asked.needs, left, serves=serves)) is None:
         if max(asked.needs.build, asked.needs.served) >= _WORTH_SAYING:
             report(_in_words(asked.needs, left))
@@ -185,13 +208,14 @@ def _choices(
             yield Choice(other, found, changes, plugin)
 
 
-def _check_disk(choice: Choice, left: Left) -> None:
-    if choice.needs.disk > left.on_disk:
-        raise OutputError(
-            f"{choice.spec.model} takes {in_gb(choice.needs.disk)} of the disk of "
-            f"{choice.spec.output}, which has {in_gb(left.on_disk)} free",
-            hint="make some space, or build to another disk",
-        )
+def _full_disk(choice: Choice, left: Left) -> OutputError | None:
+    if choice.needs.disk <= left.on_disk:
+        return None
+    return OutputError(
+        f"{choice.spec.model} takes {in_gb(choice.needs.disk)} of the disk of "
+        f"{choice.spec.output}, which has {in_gb(left.on_disk)} free",
+        hint="make some space, build to another disk, or try it with --no-fit",
+    )
 
 
 def _in_words(needs: Needs, left: Left) -> str:

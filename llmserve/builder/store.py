@@ -137,19 +137,22 @@ class Store:
         *,
         report: Callable[[str], None] = lambda _: None,
         change: bool | None = False,
+        serves: bool = True,
     ) -> StoredModel:
         """Return a model, built now unless the same one was built before.
 
         If the spec names no plugin, the best one for its device is used. Its ``force`` builds the
         model in any case, also if the files of the one before were edited. ``change`` is what
-        :func:`~llmserve.builder.fit.fit_spec` may do for it to fit into this machine.
+        :func:`~llmserve.builder.fit.fit_spec` may do for it to fit into this machine, and
+        ``serves`` whether that serves it as well.
         """
         spec = self._located(self._recalled(spec))
         record, why = Record.of(spec), ""
         name = spec.model_name
         with self._locked(name, report):
             kept, update = self.find(name), ""
-            fitted = _fitted(record, kept)
+            # With None, it is as it was asked for, whatever was chosen before.
+            fitted = {} if change is None else _fitted(record, kept)
             if not spec.plugin:
                 recipe, why = suited_recipe(registry, str(spec.options.get("device", "auto")))
                 spec = replace(spec, plugin=recipe.name)
@@ -164,7 +167,7 @@ class Store:
                     report(update)
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
-            choice = fit_spec(spec, registry, serves=True, change=change, report=report)
+            choice = fit_spec(spec, registry, serves=serves, change=change, report=report)
             record = replace(record, fitted=choice.chosen())
             try:
                 built = build_spec(choice.spec, registry=registry, report=report)

@@ -58,7 +58,8 @@ class Needs:
     ``build`` is the most memory of the build's processes, and ``disk`` what the build writes.
     Served, it takes ``process`` whatever its size, ``weights``, and the ``cache`` without which it
     could not answer all that it says it does; ``cached`` says what that holds. With ``on_gpu``,
-    weights and cache are there. Each of several ``instances`` takes all of it.
+    weights and cache are there, with ``on_all_gpus`` on all together. Each of several ``instances``
+    takes all of it.
 
     ``reads`` and ``mapped`` are files that a build and a served model have in their address space:
     the system may take back the memory of these at any time, and read them again.
@@ -75,6 +76,7 @@ class Needs:
     mapped: int = 0
     instances: int = 1
     on_gpu: bool = False
+    on_all_gpus: bool = False
     cached: str = ""
     instead: tuple[Mapping[str, Value], ...] = ()
 

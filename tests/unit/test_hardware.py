@@ -75,16 +75,15 @@ def test_instructions_are_those_of_the_processor(tmp_path: Path) -> None:
     assert not computes_in("bfloat16", tmp_path / "nothing")
 
 
-def test_the_gpu_with_most_memory_free_is_the_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_gpu_has_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '1000, 24000'\necho '20000, 24000'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert gpu_memory() == MachineMemory(20000 << 20, 24000 << 20)
+    sizes = [(1000 << 20, 24000 << 20), (20000 << 20, 24000 << 20)]
+    assert gpu_memory() == [MachineMemory(*each) for each in sizes]
     tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-    assert gpu_memory() is None
+    assert gpu_memory() == []
 
 
 @pytest.fixture

@@ -108,10 +108,11 @@ def too_large(model: Model, registry: Registry, root: Path = Path("/")) -> Probl
     """Return that a model needs more memory than is free, and what would need less."""
     needed, free = needed_memory(model, registry), memory(root).free
     needs = needs_of(model, registry)
-    of_gpu, on_gpu = (needs.of_gpu if needs else 0), gpu_memory() if has_gpu(root) else None
     what = "GB of memory"
-    if on_gpu and of_gpu > on_gpu.free:
-        needed, free, what = of_gpu, on_gpu.free, "GB of a GPU's memory"
+    if needs and needs.of_gpu and has_gpu(root) and (gpus := [gpu.free for gpu in gpu_memory()]):
+        of_gpu = sum(gpus) if needs.on_all_gpus else max(gpus)
+        if needs.of_gpu > of_gpu:
+            needed, free, what = needs.of_gpu, of_gpu, "GB of a GPU's memory"
     if needed <= free:
         return None
     return Problem(

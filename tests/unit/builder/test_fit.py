@@ -8,19 +8,19 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import llmserve
 from llmserve.builder.fit import Left, fit_spec
 from llmserve.builder.fit import needs_of as fit_needs
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.builder.size import size_of
-from llmserve.errors import OutputError, ShortageError
+from llmserve.builder.store import Store
+from llmserve.errors import OutputError, PluginError, ShortageError
 from llmserve.hardware import computes_in
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.size import ModelSize
@@ -30,7 +30,7 @@ from llmserve_cli.group import cli
 from tests.gguf_files import write_model
 from tests.support import edit_json
 
-PLENTY = Left(free=inf, addressable=inf, of_gpu=inf, on_disk=inf)
+PLENTY = Left()
 GB = 10**9
 
 
@@ -261,6 +261,76 @@ def test_the_disk_is_looked_at_before_it_is_filled(small: Path, left: Any) -> No
     left(on_disk=0.9 * GB)
     with pytest.raises(OutputError, match=r"takes 1\.0 GB of the disk of model_repository, which"):
         fitted(small, "hf")
+    choice, said = fitted(small, "hf", change=None)
+    assert choice.spec.options == {}
+    assert "takes 1.0 GB of the disk" in said[0]
+    assert Left.here(Path("x" * 300)).on_disk > 0
+
+
+def test_a_copy_on_all_gpus_takes_of_each(small: Path, left: Any) -> None:
+    left(of_gpu=0.9 * GB, of_gpus=1.8 * GB)
+    fitted(small, "hf", device="balanced")
+    left(of_gpu=0.9 * GB, of_gpus=1.2 * GB)
+    with pytest.raises(ShortageError, match="are free on all GPUs"):
+        fitted(small, "hf", device="balanced")
+
+
+def test_each_copy_has_addresses_of_its_own(small: Path, left: Any) -> None:
+    left(addressable=6 * GB)
+    fitted(small, "hf", dtype="float32", device="cpu")
+    fitted(small, "hf", dtype="float32", device="cpu", instances=4)
+
+
+def test_the_hub_is_not_asked_for_a_generator_that_does_not_say_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llmserve.builder.fit.size_of", lambda *_, **__: pytest.fail("asked"))
+    choice, _ = fitted(Path("owner/name"), "gpt2-onnx")
+    assert choice.spec.model == "owner/name"
+
+
+def test_what_a_plugin_gets_wrong_is_named(small: Path) -> None:
+    plan = make_plan(BuildSpec("hf", str(small)), Registry.load())
+    size = size_of(str(small))
+    assert size is not None
+    with pytest.raises(PluginError, match="needs of generator 'transformers' of plugin"):
+        fit_needs(replace(plan, options={}), size)
+
+
+def test_as_it_is_means_that_whatever_was_chosen_before(
+    tmp_path: Path, left: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve.plugins.size.computes_in", lambda *_: False)
+    store, registry = Store(tmp_path), Registry.load()
+    spec = BuildSpec("hf", "demo", options={"device": "cpu"})
+    left(free=0.416 * GB)
+    first = store.build(spec, registry, change=True)
+    assert first.record is not None
+    assert first.record.fitted == {"dtype": "bfloat16"}
+    assert not store.build(spec, registry, change=True).is_new
+    second = store.build(spec, registry, change=None)
+    assert second.is_new
+    assert second.model.manifest is not None
+    assert second.model.manifest.options["dtype"] == "auto"
+    assert not store.build(spec, registry, change=True).is_new
+
+
+def test_what_a_file_says_is_built_also_where_it_cannot_be_served(
+    tmp_path: Path, left: Any
+) -> None:
+    file = tmp_path / "llmserve.toml"
+    file.write_text("[models.mine]\nsource = 'demo'\nplugin = 'hf'\n")
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(cli, [*words, "--config", str(file)])
+
+    left(free=0.3 * GB)
+    assert isinstance(run("build").exception, ShortageError)
+    left(free=0.38 * GB)
+    assert run("build").exit_code == 0
+    left(free=0.3 * GB)
+    assert run("build", "--force", "--no-fit").exit_code == 0
+    assert isinstance(run("build", "--force").exception, ShortageError)
 
 
 def test_a_gguf_file_is_widened_first(tmp_path: Path) -> None:
