@@ -15,9 +15,13 @@ from llmserve.plugin import (
     PLACEMENT_OPTIONS,
     BuildContext,
     Generator,
+    ModelSize,
+    Needs,
     Option,
     Recipe,
+    Value,
     hookimpl,
+    place_needs,
 )
 
 _BATCH_TOKENS = Option(
@@ -98,6 +102,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="A transformer whose states are pooled to a vector for each text",
             runtime="llmserve_embed.engine:TorchEncoder",
             prepare=_prepare_encoder,
+            needs=place_needs,
             options=(*_TORCH, _POOLING),
             answers="vector",
             architectures=ENCODER.suffixes,
@@ -108,6 +113,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="The same on OpenVINO, for CPUs",
             runtime="llmserve_embed.engine:OpenVinoValues",
             prepare=_prepare_openvino_encoder,
+            needs=_openvino_needs,
             options=(*_OPENVINO, _POOLING),
             answers="vector",
             architectures=ENCODER.suffixes,
@@ -130,6 +136,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="A transformer that computes logits of a text, or of a pair of texts",
             runtime="llmserve_embed.engine:TorchClassifier",
             prepare=_prepare_classifier,
+            needs=place_needs,
             options=_TORCH,
             answers="logits",
             architectures=CLASSIFIER.suffixes,
@@ -140,6 +147,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="The same on OpenVINO, for CPUs",
             runtime="llmserve_embed.engine:OpenVinoValues",
             prepare=_prepare_openvino_classifier,
+            needs=_openvino_needs,
             options=_OPENVINO,
             answers="logits",
             architectures=CLASSIFIER.suffixes,
@@ -185,6 +193,12 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 def _is_for_openvino() -> bool:
     """Whether this machine, which has no GPU, has OpenVINO: then it is the faster one."""
     return find_spec("openvino") is not None and not Path("/dev/nvidiactl").exists()
+
+
+def _openvino_needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    from llmserve_embed.needs import openvino_needs
+
+    return openvino_needs(size, options)
 
 
 def _prepare_encoder(context: BuildContext) -> Mapping[str, Any]:

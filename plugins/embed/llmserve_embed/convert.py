@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 
+from llmserve.plugin import PROGRAM_DONE
 from llmserve_embed.compiled import MODEL, compiled
 from llmserve_embed.inputs import INPUTS
 from llmserve_embed.library import openvino as ov
@@ -23,6 +24,8 @@ from llmserve_embed.network import reads_segments
 
 NOT_WRITTEN = 74
 _TOLERANCE = 1e-3
+_READ, _TRACED, _COMPARED = 0.2, 0.5, 0.7
+"""The shares of the time after which a model is read, traced and compared."""
 _OUTPUTS = {"AutoModel": "last_hidden_state"}
 
 
@@ -103,14 +106,17 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         )
         .eval()
     )
+    _tell(_READ)
     padding = settings["padding"]
     # A decoder with a head finds a row's last token by it.
     model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
     traced = Traced(model, _OUTPUTS.get(loader, "logits"))
     converted = convert(traced, padding)
+    _tell(_TRACED)
     difference = check(traced, converted, padding)
     if not difference < _TOLERANCE:
         raise SystemExit(f"OpenVINO's values differ from the model's own by {difference:.2g}")
+    _tell(_COMPARED)
     if settings["weight_format"] == "int8":
         import nncf
 
@@ -122,6 +128,12 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         # What it raises on a full disk does not say so.
         sys.stderr.write(f"{error}\n")
         sys.exit(NOT_WRITTEN)
+
+
+def _tell(share: float) -> None:
+    """Tell the build how much is done. Libraries print here as well."""
+    sys.stdout.write(f"\n{PROGRAM_DONE}{share:.2f}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from llmserve.plugin import (
     place_instances,
     place_model,
     read_object,
+    run_program,
 )
 from llmserve_embed.files import brought
 
@@ -185,31 +185,28 @@ def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
             "weight_format=int8 needs the package nncf",
             hint=install_command("llmserve-embed[compress]"),
         )
-    context.report(f"converting {source.asked} to OpenVINO")
     chosen = {n: options[n] for n in ("weight_format", "pickle", "trust_remote_code")}
-    process = subprocess.run(
+    # Beside a bar, a whole path would leave no room for it.
+    name = Path(source.asked).name if Path(source.asked).exists() else source.asked
+    ended = run_program(
         [
             *(sys.executable, "-m", "llmserve_embed.convert"),
             *(str(source.path), str(context.folder / _FOLDER), json.dumps({**chosen, **settings})),
         ],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
+        words=f"converting {name} to OpenVINO",
+        report=context.report,
     )
-    if process.returncode:
-        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
-        reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
-        if process.returncode == _NOT_WRITTEN:
-            free = shutil.disk_usage(context.folder).free
-            # A library's own words say nothing of that.
-            why = "the disk is full" if free < _FULL else reason
-            raise OutputError(
-                f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
-                hint="make some space, or build to another disk",
-            )
+    if ended.code == _NOT_WRITTEN:
+        free = shutil.disk_usage(context.folder).free
+        # A library's own words say nothing of that.
+        why = "the disk is full" if free < _FULL else ended.reason
+        raise OutputError(
+            f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
+            hint="make some space, or build to another disk",
+        )
+    if ended.code:
         generator = "encoder" if "pooling" in options else "classifier"
         raise ModelSourceError(
-            f"{source.asked} could not be converted to OpenVINO: {reason}",
+            f"{source.asked} could not be converted to OpenVINO: {ended.reason}",
             hint=f"serve it with transformers: --generator {generator}",
         )

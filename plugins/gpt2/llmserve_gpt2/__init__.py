@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmserve.plugin import (
     Batching,
     BuildContext,
     Generator,
+    ModelSize,
+    Needs,
     Option,
     Recipe,
     Tensor,
+    Value,
     contract,
     hookimpl,
 )
@@ -150,7 +154,33 @@ def _generator(form: str, label: str, backend: str, packages: tuple[str, ...]) -
         inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, STEP_TOKENS),
         options=_GENERATOR_OPTIONS,
         assemble=assemble,
+        needs=partial(_needs, form),
         requires=("llmserve-gpt2", "torch", "transformers", *packages),
+    )
+
+
+_BUILD = 500_000_000
+_OF_BUILD = 9
+"""What an export takes, whatever the size, and for each parameter (both measured)."""
+_PROCESSES = {"onnx": 480_000_000, "torchscript": 610_000_000}
+"""What Triton, the stages and a graph take without its weights (measured)."""
+_COPIES = 3
+"""A step has the keys and values of before and after it, and the backend a batch of them."""
+
+
+def _needs(form: str, size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    """Return what a graph takes, which computes in float32, with one whole context."""
+    weights = 4 * size.parameters
+    return Needs(
+        build=_BUILD + _OF_BUILD * size.parameters,
+        # TorchScript's own file is rewritten.
+        disk=weights * (2 if form == "torchscript" else 1),
+        reads=size.bytes,
+        process=_PROCESSES[form],
+        weights=weights,
+        cache=_COPIES * 4 * size.cache * size.context,
+        on_gpu=options["device"] != "cpu",
+        cached=f"a cache of {size.context} tokens",
     )
 
 

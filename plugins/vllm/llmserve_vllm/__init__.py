@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from llmserve.plugin import BuildContext, Generator, Recipe, contract, hookimpl
+from llmserve.plugin import (
+    BuildContext,
+    Generator,
+    ModelSize,
+    Needs,
+    Recipe,
+    Value,
+    contract,
+    hookimpl,
+)
 
 # vLLM has its own sampler: an option that is new here is not there before `translate` passes it on.
 _SAMPLING = {
@@ -26,6 +35,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_vllm.generator:VllmGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare,
+            needs=_needs,
             inputs=(
                 *(tensor for tensor in contract.SAMPLING if tensor.name in _SAMPLING),
                 contract.LOGIT_BIAS,
@@ -58,3 +68,9 @@ def _prepare(context: BuildContext) -> Mapping[str, Any]:
     from llmserve_vllm.prepare import prepare
 
     return prepare(context)
+
+
+def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
+    from llmserve_vllm.needs import needs
+
+    return needs(size, options)

@@ -23,7 +23,7 @@ from llmserve.builder.store import Store
 from llmserve.errors import OutputError, PluginError, ShortageError
 from llmserve.hardware import computes_in
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.size import ModelSize
+from llmserve.plugins.size import ModelSize, Needs
 from llmserve.repository.needs import needs_of
 from llmserve.repository.repository import Repository
 from llmserve_cli.group import cli
@@ -285,8 +285,28 @@ def test_the_hub_is_not_asked_for_a_generator_that_does_not_say_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("llmserve.builder.fit.size_of", lambda *_, **__: pytest.fail("asked"))
-    choice, _ = fitted(Path("owner/name"), "gpt2-onnx")
+    choice, _ = fitted(Path("owner/name"), "trtllm")
     assert choice.spec.model == "owner/name"
+
+
+def test_graphs_and_vllm_say_what_they_need(small: Path) -> None:
+    size, registry = size_of(str(small)), Registry.load()
+    assert size is not None
+
+    def needs(plugin: str, **options: object) -> Needs:
+        found = fit_needs(make_plan(BuildSpec(plugin, str(small), options=options), registry), size)
+        assert found is not None
+        return found
+
+    onnx, script = needs("gpt2-onnx"), needs("gpt2-torchscript")
+    assert onnx.weights == script.weights == 4 * size.parameters
+    assert onnx.build == script.build > 9 * size.parameters
+    assert script.disk == 2 * onnx.disk
+    whole, short = needs("vllm", device="cuda"), needs("vllm", device="cuda", max_model_len=1024)
+    assert whole.of_gpu == 2 * (size.parameters + size.cache * 4096)
+    assert short.cache == whole.cache // 4
+    assert whole.instead == ({"max_model_len": 1024},)
+    assert needs("vllm", tensor_parallel_size=2).on_all_gpus
 
 
 def test_what_a_plugin_gets_wrong_is_named(small: Path) -> None:

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 import llmserve
+from llmserve.builder.fit import needs_of
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.builder.size import size_of
 from llmserve.errors import IncompatibleError, LLMServeError, OptionError
-from llmserve.plugin import demo_model_path
+from llmserve.plugin import Needs, demo_model_path
 from llmserve.plugins.registry import Registry
 from llmserve.testing import check_repository, read_config
 from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
@@ -220,3 +223,25 @@ def test_openvino_is_taken_where_it_is_and_computes_on_the_cpu(tmp_path: Path) -
     with pytest.raises(OptionError) as error:
         build("embed", model, tmp_path, generator="encoder-openvino", device="cuda")
     assert error.value.hint == "choose transformers with --generator encoder"
+
+
+def test_what_a_model_takes_is_known_before_it_is_converted(tmp_path: Path) -> None:
+    model, registry = save_encoder(tmp_path / "model"), Registry.load()
+    size = size_of(str(model))
+    assert size is not None
+
+    def needs(generator: str, **options: object) -> Needs:
+        spec = BuildSpec("embed", str(model), generator=generator, options=options)
+        found = needs_of(make_plan(spec, registry), size)
+        assert found is not None
+        return found
+
+    torch = needs("encoder", dtype="float32", device="cpu")
+    whole = needs("encoder-openvino", dtype="float32")
+    assert torch.weights == whole.weights == whole.mapped == 4 * size.parameters
+    assert torch.cache == whole.cache == 0
+    small = needs("encoder-openvino", weight_format="int8")
+    assert small.disk == small.weights == size.parameters
+    assert whole.instead == ({"weight_format": "int8"},)
+    graph = needs("encoder-openvino", file="onnx/model.onnx")
+    assert graph.build == graph.disk == 0

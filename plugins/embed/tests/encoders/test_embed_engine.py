@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from itertools import zip_longest
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +24,7 @@ from transformers import (
 import llmserve
 from llmserve.builder.build import BuildResult
 from llmserve.builder.encoders import max_length
+from llmserve.builder.programs import Ended
 from llmserve.builder.source import ModelSource
 from llmserve.errors import LLMServeError, OutputError
 from llmserve.runtime import Generation, Params, TransformersTokenizer
@@ -221,19 +220,15 @@ def test_a_full_disk_is_no_fault_of_the_model(
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("basic_ios::clear: iostream error")
 
-    run, left = subprocess.run, SimpleNamespace(free=free)
-
-    def here(words: Any, **options: Any) -> CompletedProcess[str]:
-        if "llmserve_embed.convert" not in words:
-            # Of a library.
-            return run(words, **options)
+    def here(command: Sequence[str], **_: object) -> Ended:
+        left = SimpleNamespace(free=free)
         monkeypatch.setattr("llmserve_embed.prepare.shutil.disk_usage", lambda _: left)
         with pytest.raises(SystemExit) as ended:
-            convert.main(words[-3], Path(words[-2]), json.loads(words[-1]))
-        return CompletedProcess(words, int(str(ended.value.code)), "", "iostream error")
+            convert.main(command[-3], Path(command[-2]), json.loads(command[-1]))
+        return Ended(int(str(ended.value.code)), "iostream error")
 
     monkeypatch.setattr("llmserve_embed.convert.ov.save_model", full)
-    monkeypatch.setattr("llmserve_embed.prepare.subprocess.run", here)
+    monkeypatch.setattr("llmserve_embed.prepare.run_program", here)
     model = save_encoder(tmp_path / "model")
     with pytest.raises(OutputError, match=f"cannot be written, with {why}: make some space"):
         build("embed", model, tmp_path, generator="encoder-openvino")
