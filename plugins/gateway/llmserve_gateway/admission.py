@@ -7,15 +7,9 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from llmserve_gateway.errors import ApiError, bad_request, queue_full
-
-if TYPE_CHECKING:
-    from llmserve_gateway.catalog import Catalog
-    from llmserve_gateway.text_requests import ParsedRequest
-    from llmserve_gateway.value_requests import ValueRequest
-
+from llmserve_gateway.errors import ApiError, queue_full
 
 _NEWEST = 0.1
 """The weight of the last request's time in the mean of all."""
@@ -270,28 +264,3 @@ class Admission:
 def _time_out(turn: asyncio.Future[None], seconds: float) -> None:
     if not turn.done():
         turn.set_exception(ApiError(504, f"no slot was free for {seconds:g} s", code="timeout"))
-
-
-async def check_fits(request: ParsedRequest | ValueRequest, catalog: Catalog) -> None:
-    """Refuse a prompt that cannot fit into its model, before it counts or the model reads it."""
-    if request.cuts:
-        return
-    context = await catalog.context_length(request.model)
-    longest = await catalog.longest_prompt(request.model)
-    messages = request.options.get("messages") or ()
-    for prompt in request.prompts:
-        if isinstance(prompt, str):
-            contents = [message.get("content") or "" for message in messages]
-            parts = [p for c in contents if not isinstance(c, str) for p in c]
-            texts = [c for c in contents if isinstance(c, str)] + [p.get("text", "") for p in parts]
-            size = len(prompt) + sum(map(len, texts))
-            limit, unit = longest, "characters"
-        else:
-            size, limit, unit = len(prompt), context, "tokens"
-        if limit is not None and size > limit:
-            raise bad_request(
-                f"this model's maximum context length is {context} tokens, which the prompt's "
-                f"{size} {unit} exceed: shorten it",
-                "messages" if messages else request.sent.get("text_input", "prompt"),
-                "context_length_exceeded",
-            )

@@ -34,7 +34,7 @@ from llmserve.runtime.contract import (
 )
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
-from llmserve_gateway.admission import Admission, Limits, Party, check_fits
+from llmserve_gateway.admission import Admission, Limits, Party
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
@@ -44,6 +44,7 @@ from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import BatchKey, Key, KeyRing
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.prompt_limit import check_fits
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
 
