@@ -116,8 +116,9 @@ def _status(row: Row) -> str:
 _FILE = """\
 # llmserve.toml
 
-This page is made from the rows of `llmserve/builder/server_file.py` by `python -m tests.reference`,
-and so is [its JSON schema](llmserve.schema.json) for editors.
+This page is made from the rows of `llmserve/builder/server_file.py` and
+`llmserve/contract/serve_options.py` by `python -m tests.reference`, and so is
+[its JSON schema](llmserve.schema.json) for editors.
 
 One file says which models a repository has, what they are built from, and how they are served:
 

@@ -2,93 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from llmserve.commands import built_models
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import near
+from llmserve.server import SERVE_OPTIONS
 
 if TYPE_CHECKING:
     from llmserve.plugin import Repository
-    from llmserve.server import OnDemand, ServerSettings
-
-
-class Amount(click.FloatRange):
-    """A number that is one: every comparison with nan is false, so that no range refuses it."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not isfinite(number):
-            self.fail(f"{number} is no amount.", param, ctx)
-        return number
+    from llmserve.server import OnDemand, ServeOptions, ServerSettings
 
 
 _GB = 1e9
 _SHARE_OF_FREE = 0.9
 """How much of the free memory models take at most, if nothing else is said."""
-_OPTIONS = (
-    click.option("--on-demand", is_flag=True, help="Load models when a request needs them."),
-    click.option(
-        "--max-loaded",
-        type=click.IntRange(min=1),
-        help="With --on-demand: how many models may be loaded at once.",
-    ),
-    click.option(
-        "--memory",
-        type=Amount(min=0, min_open=True),
-        metavar="GB",
-        help="With --on-demand: memory that all models may take (default: 90% of what is free, or "
-        "no limit with --max-loaded).",
-    ),
-    click.option(
-        "--unload-after",
-        type=Amount(min=0, min_open=True),
-        metavar="SECONDS",
-        help="With --on-demand: unload a model that was not used for so long.",
-    ),
-    click.option(
-        "--pin",
-        "pinned",
-        multiple=True,
-        shell_complete=built_models,
-        help="With --on-demand: load this model at the start, and keep it (repeatable).",
-    ),
-)
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_LIMITS = ("max_loaded", "memory", "unload_after")
 
 
-def on_demand_options(command: _Command) -> _Command:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def take_on_demand(ctx: click.Context, options: dict[str, Any]) -> OnDemand | None:
-    """Take the options out of all those of the command; None if models are loaded at the start."""
+def take_on_demand(ctx: click.Context, options: ServeOptions) -> OnDemand | None:
+    """Return what the options say of it; None if models are loaded at the start."""
     from llmserve.server import OnDemand
 
-    wanted = options.pop("on_demand")
-    pinned = tuple(options.pop("pinned"))
-    limits = {name: options.pop(name) for name in ("max_loaded", "memory", "unload_after")}
-    if not wanted:
-        given = [name for name, value in limits.items() if value is not None]
+    pinned = options.pinned
+    if not options.on_demand:
+        given = [name for name in _LIMITS if getattr(options, name) is not None]
         # A file may say which models to pin once they are loaded on demand.
         by_file = ctx.get_parameter_source("pinned") is click.core.ParameterSource.DEFAULT_MAP
-        given += ["pin"] if pinned and not by_file else []
+        given += ["pinned"] if pinned and not by_file else []
         for name in given:
-            option = f"--{name.replace('_', '-')}"
+            option = SERVE_OPTIONS[name].flags[0]
             raise UsageError(f"{option} is for models that are loaded when they are needed",
                              hint="add --on-demand, or leave it out")  # fmt: skip
         return None
-    memory = limits.pop("memory")
-    chosen = OnDemand(pinned=pinned, memory=memory and memory * _GB, **limits)
+    chosen = OnDemand(
+        options.max_loaded, options.memory and options.memory * _GB, options.unload_after, pinned
+    )
     if chosen.max_loaded is not None and chosen.max_loaded < len(pinned):
         raise UsageError(
             f"{len(pinned)} models are pinned, and --max-loaded {chosen.max_loaded} allows fewer",

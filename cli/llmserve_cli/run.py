@@ -16,8 +16,8 @@ from llmserve_cli.building import FIT, NAME, PLUGIN, SET, build_flags, build_sto
 from llmserve_cli.chat import SYSTEM, note, talk
 from llmserve_cli.completion import what_to_serve
 from llmserve_cli.interrupts import while_importing
-from llmserve_cli.options import request_option
-from llmserve_cli.serve import RUNTIME, serve
+from llmserve_cli.options import request_option, serve_option
+from llmserve_cli.serve import serve
 
 if TYPE_CHECKING:
     from llmserve.plugin import StoredModel
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @request_option("top_k", ours=True)
 @request_option("top_p", ours=True)
 @request_option("seed", ours=True)
-@RUNTIME
+@serve_option("runtime")
 @click.option(
     "--port", type=int, help="Port of the OpenAI API (default: 8080, or a free one if it is taken)."
 )

@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.commands import built_models, printable
+from llmserve.commands import printable
 from llmserve.errors import LLMServeError, ServerError, UsageError
 from llmserve.plugin import FileCommand, Problem
 from llmserve.server import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.building import CONFIG, FIT, NAME, PLUGIN, SET
 from llmserve_cli.completion import what_to_serve
 from llmserve_cli.on_demand import (
-    Amount,
     at_start,
     check_runtime,
     limited,
     offered_models,
-    on_demand_options,
     take_on_demand,
 )
 from llmserve_cli.openness import host_of_triton, reach, refuse_unused
+from llmserve_cli.options import serve_options
 from llmserve_cli.served import Asked, options_of, served_repository
-from llmserve_cli.triton_flags import TRITON_FLAG, triton_arguments
+from llmserve_cli.triton_flags import triton_arguments
 
 if TYPE_CHECKING:
     from llmserve.plugin import Repository
@@ -36,25 +35,6 @@ if TYPE_CHECKING:
     from llmserve.server.run.frontend import RunningFrontend
     from llmserve.server.run.loading import Loading
     from llmserve_cli.frontends import RequestedFrontends
-
-
-RUNTIME = click.option(
-    "--runtime",
-    type=click.Choice(["auto", "embedded", "binary", "docker"]),
-    default="auto",
-    show_default=True,
-    help="Triton to run: embedded (from PyPI), binary (on PATH), or docker (NVIDIA's container).",
-)
-
-
-def _existing_keys(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a file of keys that is not there, before anything is built."""
-    del ctx, param
-    if value is not None and not value.exists():
-        raise UsageError(
-            f"there is no file of keys {value}", hint=f"llmserve key new NAME --file {value}"
-        )
-    return value
 
 
 @click.command(cls=FileCommand, subject="served", verb="serve", options=options_of)
@@ -69,79 +49,7 @@ def _existing_keys(ctx: click.Context, param: click.Parameter, value: Path | Non
 @NAME
 @SET
 @FIT
-@RUNTIME
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; Triton's own ports stay on loopback without --open-triton.",
-)
-@click.option(
-    "--open-triton",
-    is_flag=True,
-    help="Have Triton's own ports, which know no keys, listen on --host too.",
-)
-@click.option("--http-port", type=int, default=8000, show_default=True, help="0 for any free port.")
-@click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for any free port.")
-@click.option(
-    "--metrics-port", type=int, default=8002, show_default=True, help="0 for any free port."
-)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    shell_complete=built_models,
-    help="Load only this model (repeatable).",
-)
-@click.option(
-    "--grace",
-    type=Amount(min=0),
-    default=30.0,
-    show_default=True,
-    help="Seconds to wait for requests in flight at shutdown.",
-)
-@click.option(
-    "--replicas",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of Tritons on this machine, behind one frontend.",
-)
-@click.option(
-    "--log",
-    "log_file",
-    type=click.Path(path_type=Path),
-    help="Log file of Triton; no link, pipe or device.",
-)
-@click.option(
-    "--frontend",
-    "frontend_names",
-    multiple=True,
-    help="Frontend to start, or none (repeatable; default: the OpenAI API, if it is installed).",
-)
-@click.option("--frontend-host", help="Address of the frontend (default: that of --host).")
-@click.option(
-    "--port",
-    "--frontend-port",
-    "frontend_port",
-    type=int,
-    help="Port of the frontend, as of the OpenAI API (default: its own, 8080; 0 for a free one).",
-)
-@click.option(
-    "--keys",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_existing_keys,
-    help="File with the API keys that the frontend accepts.",
-)
-@click.option(
-    "--batches",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder in which the frontend keeps files and batches of requests.",
-)
-@click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
-@click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
-@TRITON_FLAG
-@on_demand_options
+@serve_options
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -152,18 +60,7 @@ def serve(
     name: str | None,
     assignments: tuple[str, ...],
     fit: bool | None,
-    models: tuple[str, ...],
-    host: str,
-    open_triton: bool,
-    frontend_names: tuple[str, ...],
-    frontend_host: str | None,
-    frontend_port: int | None,
-    keys: Path | None,
-    batches: Path | None,
-    no_auth: bool,
-    otlp_endpoint: str | None,
-    triton_flags: tuple[str, ...],
-    **server_options: Any,
+    **values: Any,
 ) -> None:
     """Serve a model repository with Triton.
 
@@ -192,46 +89,43 @@ def serve(
     from llmserve.commands import Status
     from llmserve.plugin import Address, Place, Repository
     from llmserve.repository.publish import recover
-    from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
+    from llmserve.server import ServeOptions, ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.run.tracing import trace_arguments
     from llmserve_cli.frontends import RequestedFrontends
     from llmserve_cli.interrupts import raise_on_interrupt
 
     del config
+    options = ServeOptions(**values)
+    _refuse_missing_keys(options.keys)
     repository, models = served_repository(
-        ctx, served, models, Asked(plugin, name, assignments, fit)
+        ctx, served, options.models, Asked(plugin, name, assignments, fit)
     )
     recover(repository)
     found = Repository.open(repository)
-    on_demand = take_on_demand(ctx, server_options)
+    on_demand = take_on_demand(ctx, options)
     offered = offered_models(found, models, on_demand) if on_demand else []
+    host, collector = options.host, options.otlp_endpoint
     settings = ServerSettings(
         repository=repository,
-        host=host_of_triton(host, open_triton=open_triton),
+        host=host_of_triton(host, open_triton=options.open_triton),
         models=found.with_parts(models),
         renewable=True,
         partial=True,
-        on_demand=on_demand is not None,
         mounts=tuple(map(Path, found.references())),
         extra_args=(
-            *(trace_arguments(otlp_endpoint) if otlp_endpoint else ()),
-            *triton_arguments(triton_flags),
+            *(trace_arguments(collector) if collector else ()),
+            *triton_arguments(options.triton_flags),
         ),
-        **server_options,
+        **options.settings(),
     )
     frontends = RequestedFrontends(
-        frontend_names,
-        frontend_port,
+        options.frontend_names,
+        options.frontend_port,
         Place(
             tritons=(Address("127.0.0.1:0"),),
-            host=frontend_host or host,
+            host=options.frontend_host or host,
             port=0,
-            grace=settings.grace,
-            keys=keys and keys.absolute(),
-            open=no_auth,
-            collector=otlp_endpoint or "",
-            on_demand=on_demand is not None,
-            batches=batches and batches.absolute(),
+            **options.place(),
         ),
     )
     settings, left_out = _checked(settings, found, frontends, on_demand, host)
@@ -300,6 +194,14 @@ def serve(
         if wrong := went_wrong():
             logs = ", ".join(str(replica.log_file) for replica in replicas)
             _notify(f"not everything went well ({'; '.join(wrong)}): the log is in {logs}")
+
+
+def _refuse_missing_keys(keys: Path | None) -> None:
+    """Refuse a file of keys that is not there, before anything is built."""
+    if keys is not None and not keys.exists():
+        raise UsageError(
+            f"there is no file of keys {keys}", hint=f"llmserve key new NAME --file {keys}"
+        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import click
 
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
 from llmserve.plugin import meaning_of, server_file_of
-from llmserve.server import REPOSITORY_FOLDER
+from llmserve.server import REPOSITORY_FOLDER, SERVE_OPTIONS
 from llmserve_cli.building import build_file, build_stored
 
 if TYPE_CHECKING:
@@ -30,19 +30,15 @@ class Asked:
         return self != Asked()
 
 
-GATEWAY_OPTIONS = {
-    "frontends": "frontend_names",
-    "host": "frontend_host",
-    "port": "frontend_port",
-}
-"""The options of the command that have another name in the gateway's part of a file."""
-
-
 def options_of(file: ServerFile) -> dict[str, Any]:
     """Return the options of the command that a file sets."""
-    gateway = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
-    pinned = {"pinned": file.pinned} if file.pinned else {}
-    return {**file.serve, **gateway, **pinned}
+    tables = {"serve": file.serve, "gateway": file.gateway}
+    options = {
+        row.name: tables[row.table][row.key]
+        for row in SERVE_OPTIONS.values()
+        if row.table and row.key in tables[row.table]
+    }
+    return {**options, "pinned": file.pinned} if file.pinned else options
 
 
 def served_repository(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import click
-
 from llmserve.contract.container import NEWEST, TUNING, release
 from llmserve.errors import UsageError
 from llmserve.plugin import near
@@ -14,14 +12,6 @@ from llmserve.plugin import near
 _FORM = re.compile(r"(?:--)?([a-z0-9-]+)=([^\x00-\x1f]+)")
 _OURS = "shm-region-prefix-name"
 """The setting of a backend that tells apart the shared memory of several servers."""
-
-TRITON_FLAG = click.option(
-    "--triton-flag",
-    "triton_flags",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option of Triton itself, such as log-verbose=1 (repeatable).",
-)
 
 
 def triton_arguments(flags: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmserve.builder.plan import DEFAULT_OUTPUT, BuildSpec
 from llmserve.builder.source import DEMO
+from llmserve.contract.serve_options import keys_of
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name, near
 from llmserve.plugins.roles import MODEL_ROLES
@@ -37,32 +38,19 @@ MODEL = {
     "options": Key("options", "The options of the build, as llmserve plugins NAME lists them."),
     "pin": Key("flag", "With on_demand: whether it is loaded from the start, and stays."),
 }
-SERVE = {
-    "runtime": Key("text", "auto, embedded, binary or docker."),
-    "host": Key("text", "The address to listen on; Triton's own ports only with open_triton."),
-    "open_triton": Key(
-        "flag", "Whether Triton's own ports, which know no keys, listen there too.", opens=True
-    ),
-    "http_port": Key("whole", "Triton's HTTP port; 0 for any free one."),
-    "grpc_port": Key("whole", "Triton's gRPC port; 0 for any free one."),
-    "metrics_port": Key("whole", "The port of Triton's metrics; 0 for any free one."),
-    "replicas": Key("whole", "The number of Tritons behind one frontend."),
-    "grace": Key("number", "Seconds that requests in flight have at the end."),
-    "on_demand": Key("flag", "Whether models are loaded when a request needs them."),
-    "max_loaded": Key("whole", "With on_demand: how many models may be loaded at once."),
-    "memory": Key("number", "With on_demand: how many GB of memory all models may take."),
-    "unload_after": Key("number", "With on_demand: unload a model unused for so many seconds."),
-    "log_file": Key("path", "The log file of Triton."),
-    "otlp_endpoint": Key("text", "Where to send traces (OTLP over HTTP)."),
-}
-GATEWAY = {
-    "frontends": Key("texts", "The frontends to start, or none; by default the OpenAI API."),
-    "host": Key("text", "The address to listen on; by default that of serve."),
-    "port": Key("whole", "The port; by default 8080, 0 for any free one."),
-    "keys": Key("path", "The file with the API keys that are accepted."),
-    "batches": Key("path", "The folder of files and batches of requests; none without it."),
-    "no_auth": Key("flag", "Whether to accept requests without a key on any address.", opens=True),
-}
+_KINDS = {"file": "path", "folder": "path"}
+"""What the file calls a kind of an option of ``serve``, if not the same."""
+
+
+def _keys_of_serve(table: str) -> dict[str, Key]:
+    return {
+        key: Key(_KINDS.get(row.kind, row.kind), row.key_help, opens=row.opens)
+        for key, row in keys_of(table).items()
+    }
+
+
+SERVE = _keys_of_serve("serve")
+GATEWAY = _keys_of_serve("gateway")
 TOP = {
     "repository": Key("path", "The folder of the built models; by default model_repository."),
     "models": Key("options", "The models by name."),

@@ -16,6 +16,7 @@ from llmserve.client.tools.parts import ToolReader
 from llmserve.contract.address import Address
 from llmserve.contract.names import public_runtime
 from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
+from llmserve.contract.serve_options import PLACED
 from llmserve.contract.tasks import GENERATE, TOKENS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
@@ -207,6 +208,20 @@ class Place:
     @property
     def url(self) -> str:
         return self.tritons[0].grpc
+
+    def arguments(self) -> list[str]:
+        """Return what ``serve`` was told, as its own options: for a command that has them too.
+
+        They are without its addresses: ``host``, ``port``, ``tritons`` and ``status``.
+        """
+        words = [word for name in self.models for word in ("--model", name)]
+        for row in PLACED:
+            value, flag = getattr(self, row.place), row.flags[0]
+            if row.kind == "flag":
+                words += [flag] if value else []
+            elif value is not None and value != "":
+                words += [flag, str(value)]
+        return words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,10 @@ from llmserve.contract.report import PartReport as PartReport
 from llmserve.contract.report import ReplicaReport as ReplicaReport
 from llmserve.contract.report import ServerReport as ServerReport
 from llmserve.contract.report import State as State
+from llmserve.contract.serve_options import SERVE_OPTIONS as SERVE_OPTIONS
+from llmserve.contract.serve_options import Runtime as Runtime
+from llmserve.contract.serve_options import ServeOption as ServeOption
+from llmserve.contract.serve_options import ServeOptions as ServeOptions
 from llmserve.server.keep import health as health
 from llmserve.server.keep.control import ask as ask
 from llmserve.server.keep.desired import OnDemand as OnDemand
@@ -23,7 +27,6 @@ from llmserve.server.running import none_runs as none_runs
 from llmserve.server.running import url_for as url_for
 from llmserve.server.server import Server as Server
 from llmserve.server.server import stand_ins as stand_ins
-from llmserve.server.settings import Runtime as Runtime
 from llmserve.server.settings import ServerSettings as ServerSettings
 from llmserve.server.settings import free_port as free_port
 from llmserve.server.settings import port_problems as port_problems

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llmserve.contract.container import IMAGE
+from llmserve.contract.serve_options import Runtime, ServeOptions
 from llmserve.errors import LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.problems import Problem
 from llmserve.repository.repository import Repository
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 FRONTEND = "frontend"
 """The name of a frontend's port in messages."""
-Runtime = Literal["auto", "embedded", "binary", "docker"]
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,27 @@ class ServerSettings:
     """
 
     repository: Path
-    runtime: Runtime = "auto"
-    host: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
+    runtime: Runtime = ServeOptions.runtime
+    host: str = ServeOptions.host
+    http_port: int = ServeOptions.http_port
+    grpc_port: int = ServeOptions.grpc_port
+    metrics_port: int = ServeOptions.metrics_port
     models: tuple[str, ...] = ()
     renewable: bool = False
     partial: bool = False
-    log_file: Path | None = None
+    log_file: Path | None = ServeOptions.log_file
     ready_timeout: float = 900.0
-    grace: float = 30.0
+    grace: float = ServeOptions.grace
     image: str = IMAGE
     gpus: bool | None = None
     mounts: tuple[Path, ...] = ()
     extra_args: tuple[str, ...] = ()
     backends: tuple[Backend, ...] | None = None
-    replicas: int = 1
+    replicas: int = ServeOptions.replicas
     env: Mapping[str, str] = field(default_factory=dict)
     empty: bool = False
     """Whether a ``renewable`` server starts without any model, to load some later."""
-    on_demand: bool = False
+    on_demand: bool = ServeOptions.on_demand
     """Whether a ``renewable`` server loads models when they are needed, so it may have none."""
 
     def names(self) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmserve.contract.names import THREADS
+from llmserve.contract.serve_options import Runtime
 from llmserve.errors import LLMServeError, PortInUseError, ServerError
 from llmserve.names import near
 from llmserve.packages import install_command
@@ -37,7 +38,7 @@ from llmserve.server.run.readiness import (
     Readiness,
 )
 from llmserve.server.server import Server
-from llmserve.server.settings import Runtime, ServerSettings, choose_ports
+from llmserve.server.settings import ServerSettings, choose_ports
 
 Notify = Callable[[str], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmserve.plugin import Frontend, Place, hookimpl, lazy_command
@@ -34,14 +35,11 @@ def _command(place: Place) -> Sequence[str]:
     for triton in place.tritons:
         args += ["--url", triton.grpc]
         args += ["--triton-metrics", triton.metrics] if triton.metrics else []
-    args += ["--host", place.host, "--port", str(place.port), "--grace", str(place.grace)]
+    args += ["--host", place.host, "--port", str(place.port)]
     args += ["--supervisor", str(place.status)] if place.status else []
-    args += ["--on-demand"] if place.on_demand and place.status else []
-    args += [arg for name in place.models for arg in ("--model", name)]
-    args += ["--otlp-endpoint", place.collector] if place.collector else []
-    args += ["--keys", str(place.keys)] if place.keys else []
-    args += ["--batches", str(place.batches)] if place.batches else []
-    return [*args, "--no-auth"] if place.open else args
+    # Without the socket at which models are held, nothing can be loaded when it is needed.
+    place = place if place.status else replace(place, on_demand=False)
+    return [*args, *place.arguments()]
 
 
 @hookimpl

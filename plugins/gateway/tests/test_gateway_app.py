@@ -35,7 +35,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     UsageError,
 )
-from llmserve.plugin import Place
+from llmserve.plugin import Address, Place
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
@@ -316,6 +316,24 @@ def test_a_span_records_why_a_request_is_refused() -> None:
     for span in exporter.get_finished_spans():
         assert (span.name, span.attributes["error.type"]) == ("text_completion", "400")
         assert span.status.is_unset
+
+
+def test_the_command_takes_all_that_serve_tells_a_frontend(tmp_path: Path) -> None:
+    (frontend,) = llmserve_register_frontends()
+    place = Place(
+        (Address("a:1", metrics="http://a:2"),), "127.0.0.1", 8081, 2.5, models=("m", "n"),
+        keys=tmp_path / "keys", open=True, status=tmp_path / "status", batches=tmp_path / "b",
+        collector="http://127.0.0.1:4318", on_demand=True,
+    )  # fmt: skip
+    new_key(tmp_path / "keys", "me")
+    read = gateway.make_context("gateway", [*frontend.command(place)][2:]).params
+    assert (read["urls"], read["triton_metrics"]) == (("a:1",), ("http://a:2",))
+    assert (read["host"], read["port"], read["grace"]) == ("127.0.0.1", 8081, 2.5)
+    assert (read["models"], read["supervisor"]) == (place.models, place.status)
+    assert (read["keys"], read["no_auth"], read["on_demand"]) == (place.keys, True, True)
+    assert (read["batches"], read["collector"]) == (place.batches, place.collector)
+    alone = gateway.make_context("g", [*frontend.command(replace(place, status=None))][2:]).params
+    assert (alone["supervisor"], alone["on_demand"]) == (None, False)
 
 
 def test_traces_need_an_address_without_secrets_and_an_exporter(

@@ -16,7 +16,7 @@ from llmserve.builder.server_file import GATEWAY, SERVE, ServerFile, parse_toml,
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
 from llmserve_cli.group import cli
 from llmserve_cli.serve import serve
-from llmserve_cli.served import GATEWAY_OPTIONS
+from llmserve_cli.served import options_of
 
 FILE = """
 [models.small]
@@ -117,10 +117,19 @@ def test_the_schema_accepts_what_is_accepted() -> None:
     assert json.loads(json.dumps(schema())) == schema()
 
 
-def test_each_key_is_an_option_of_serve() -> None:
-    names = {param.name for param in serve.params}
-    assert names >= {*SERVE}
-    assert names >= {GATEWAY_OPTIONS.get(name, name) for name in GATEWAY}
+def test_each_key_sets_an_option_of_serve() -> None:
+    examples: dict[str, Any] = {
+        "text": "x", "path": "x", "whole": 3, "number": 2.5, "flag": True, "texts": ["x"]
+    }  # fmt: skip
+    tables = {
+        name: {key: examples[row.kind] for key, row in keys.items()}
+        for name, keys in (("serve", SERVE), ("gateway", GATEWAY))
+    }
+    options = options_of(ServerFile(Path("f"), Path("r"), **tables, pinned=("m",)))
+    assert len(options) == len(SERVE) + len(GATEWAY) + 1
+    assert options.keys() <= {param.name for param in serve.params}
+    assert options["frontend_names"] == ["x"]
+    assert (options["host"], options["frontend_port"], options["pinned"]) == ("x", 3, ("m",))
 
 
 def test_build_builds_what_is_missing_or_changed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from llmserve.contract.report import ModelReport, OnDemandReport, ServerReport, 
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.hardware import MachineMemory
 from llmserve.repository.repository import Repository
-from llmserve.server import OnDemand, ServerSettings
+from llmserve.server import OnDemand, ServeOptions, ServerSettings
 from llmserve_cli.described import Described, Description
 from llmserve_cli.group import cli
 from llmserve_cli.on_demand import (
@@ -23,9 +23,9 @@ from llmserve_cli.on_demand import (
     check_runtime,
     limited,
     offered_models,
-    on_demand_options,
     take_on_demand,
 )
+from llmserve_cli.options import serve_options
 from llmserve_cli.running import table_of
 
 
@@ -33,12 +33,10 @@ def read(*words: str, defaults: dict[str, Any] | None = None) -> OnDemand | None
     """Read the options of a command line, and of a file."""
 
     @click.command()
-    @on_demand_options
+    @serve_options
     @click.pass_context
     def command(ctx: click.Context, /, **options: Any) -> OnDemand | None:
-        chosen = take_on_demand(ctx, options)
-        assert options == {}
-        return chosen
+        return take_on_demand(ctx, ServeOptions(**options))
 
     chosen: OnDemand | None = command.main(
         [*words], standalone_mode=False, default_map=defaults or {}
