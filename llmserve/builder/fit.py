@@ -174,17 +174,43 @@ def fit_spec(
     if change is None:
         report(Note(f"note: {lacking}: it may fail, or be killed"))
         return asked
-    with suppress(LLMServeError):
-        recipes, _ = suited_recipes(registry, str(spec.options.get("device", "auto")))
-        for recipe in recipes:
-            if recipe.name != spec.plugin:
-                choices += _choices(replace(spec, plugin=recipe.name), registry, size, recipe.name)
+    choices += _of_others(spec, registry, size)
     fitting = [each for each in choices if lack(each.needs, left, serves=serves) is None]
     if fitting and change:
         report(f"chosen: {fitting[0]}, since otherwise {lacking}")
         report(_in_words(fitting[0].needs, left))
         return fitting[0]
     raise ShortageError(f"{spec.model}: {lacking}", hint=_hint(fitting, choices, serves=serves))
+
+
+def ways_to_build(model: str, registry: Registry) -> list[Choice]:
+    """Return the ways to build a model that suit this machine, each with what it takes.
+
+    Those are its plugins, with their defaults, and with one change that makes the weights smaller.
+    """
+    if (size := size_of(model)) is None:
+        return []
+    found = _of_others(BuildSpec("", model), registry, size)
+    plain = {choice.plugin: choice.needs for choice in found if not choice.changes}
+    return [
+        choice
+        for choice in found
+        if not choice.changes
+        or (len(choice.changes) == 1 and choice.needs.weights < plain[choice.plugin].weights)
+    ]
+
+
+def _of_others(spec: BuildSpec, registry: Registry, size: ModelSize) -> list[Choice]:
+    """Return ways to build it with the other plugins that suit the device, the best one first."""
+    with suppress(LLMServeError):
+        recipes, _ = suited_recipes(registry, str(spec.options.get("device", "auto")))
+        return [
+            choice
+            for recipe in recipes
+            if recipe.name != spec.plugin
+            for choice in _choices(replace(spec, plugin=recipe.name), registry, size, recipe.name)
+        ]
+    return []
 
 
 def _choices(

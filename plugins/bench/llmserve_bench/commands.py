@@ -246,6 +246,11 @@ def _api(options: dict[str, Any]) -> str:
 @_build_option
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds.")
 @click.option("--concurrency", metavar="N[,N...]", help="Requests in flight, by default 8.")
+@click.option(
+    "--answers/--no-answers",
+    default=None,
+    help="Also compare what they answer with the first's answers; the default with --model alone.",
+)
 @_repository_option
 @_measuring
 def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
@@ -253,9 +258,11 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
 
     All get the same load, and differences are shown with their spread. A subject is MODEL or
     MODEL@URL, which is already served, or PLUGIN:KEY=VALUE,..., a variant of --model that is built
-    and served for the comparison. A leading LABEL= names it.
+    and served for the comparison. A leading LABEL= names it. With --model alone, those are compared
+    that suit this machine: what each costs in memory, speed and answers.
 
     \b
+    llmserve compare --model ./my-model --dataset prompts.txt
     llmserve compare demo demo-iterative --concurrency 1,8,32
     llmserve compare static=iterative:batching=static iterative: --model demo
     llmserve compare one=hf:max_batch_size=0 eight=hf:max_batch_size=8 --model gpt2
@@ -265,8 +272,11 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     registry, model = Registry.load(), options["model"]
     settings = parse_assignments(options["build"])
     subjects = [targets.parse_subject(text) for text in options["subjects"]]
+    answers = options["answers"]
+    if not subjects and model:
+        subjects, answers = [*targets.suited(model, registry)], answers is not False
     if len(subjects) < 2:
-        raise click.UsageError("give two subjects or more")
+        raise click.UsageError("give two subjects or more, or --model alone")
     levels = _numbers(options["concurrency"] or str(_CONCURRENCY))
     loads = [load_at(level) for level in levels]
     variants = [subject for subject in subjects if isinstance(subject, targets.Variant)]
@@ -283,7 +293,9 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
             for subject in subjects
         ]
         compared = [replace(target, tokenizer=options["tokenizer"]) for target in compared]
-        return measure.compare(compared, loads, plan, rounds=options["rounds"])
+        return measure.compare(
+            compared, loads, plan, rounds=options["rounds"], answers=bool(answers)
+        )
 
 
 @click.command()

@@ -19,12 +19,14 @@ from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import Registry
 from llmserve.runtime import contract
 from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
+from llmserve_bench.losses import PROMPTS, losses
 from llmserve_bench.prompts import Prompts, TokenCounter, make_schedule
-from llmserve_bench.results import Case, Load, Record, Result, Run, Subject
+from llmserve_bench.results import Case, Load, Loss, Record, Result, Run, Subject
 from llmserve_bench.targets import OnStep, Target, Variant, serving
 from llmserve_bench.tools import TOOLS
 from llmserve_bench.triton import Observer
 
+_MOST_ANSWERS = 64
 LOADS = {"concurrency": int, "rate": float}
 """Settings that a sweep can vary without another build."""
 
@@ -77,6 +79,16 @@ class Plan:
                 problem = f"{info.name} {contract.task_of(info.task).does}"
                 raise UsageError(problem, hint=f"leave out {flag}")
 
+    def losses(
+        self, targets: Sequence[Target], counter: TokenCounter
+    ) -> tuple[tuple[Loss, ...], list[str]]:
+        """Compare what the models answer to the prompts of the data set, or to some of our own."""
+        prompts: Sequence[str] = PROMPTS
+        if self.prompts.dataset is not None:
+            draw = random.Random("answers")  # noqa: S311
+            prompts = [s.text for s in self.prompts.samples(counter, _MOST_ANSWERS, draw)]
+        return losses(targets, prompts, self.on_step)
+
     def run(self, target: Target, info: ModelInfo, load: Load, counter: TokenCounter) -> Run:
         ours = info.made_by_llmserve is not None
         warmup, requests = make_schedule(load, self.prompts, counter, ignore_eos=ours)
@@ -127,20 +139,32 @@ def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> 
     return Result("bench", case.subject.name, started, 1, machine(), (case,), *ends)
 
 
-def compare(targets: Sequence[Target], loads: Sequence[Load], plan: Plan, *, rounds: int) -> Result:
-    """Measure every model under every load; if the server dies, keep what was measured."""
+def compare(
+    targets: Sequence[Target],
+    loads: Sequence[Load],
+    plan: Plan,
+    *,
+    rounds: int,
+    answers: bool = False,
+) -> Result:
+    """Measure every model under every load; if the server dies, keep what was measured.
+
+    With ``answers``, also compare what they answer.
+    """
     started, infos = now(), [target.info() for target in targets]
     # One tokenizer for all, so that every model gets the same prompts.
     counter = targets[0].counter()
     plan = replace(plan, counter=counter, stream=plan.fit(loads[0], infos, counter).stream)
     by_name = {target.subject.name: target for target in targets}
+    lost, problems = plan.losses(targets, counter) if answers else ((), [])
     cases = [Case(target.subject, load) for load in loads for target in targets]
     cases, interrupted = measure_rounds(cases, by_name, plan, rounds)
     failure = next((f"{c.name}, {c.why}" for c in cases if c.state == "failed"), None)
     if not any(case.runs for case in cases):
         raise LLMServeError(failure or "interrupted before a run was complete")
     title = " against ".join(by_name)
-    return Result("compare", title, started, rounds, machine(), tuple(cases), interrupted, failure)
+    ends = interrupted, failure, tuple(problems), lost
+    return Result("compare", title, started, rounds, machine(), tuple(cases), *ends)
 
 
 def sweep(

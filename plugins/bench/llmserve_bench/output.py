@@ -120,7 +120,7 @@ class Table:
 def tables_of(result: Result) -> list[Table]:
     tables = [_figures(result, load) for load in result.loads]
     if result.kind == "compare":
-        tables = [*(_ratios(result, load) for load in result.loads), *tables]
+        tables = [*(_ratios(result, load) for load in result.loads), *tables, _losses(result)]
     elif result.kind == "sweep":
         rows = [(case.name, case.state, case.why) for case in result.cases if case.state != "done"]
         unfinished = Table("Not completed", ("Variant", "state", "reason"), rows)
@@ -234,6 +234,33 @@ def _ratios(result: Result, load: str) -> Table:
     first = result.cases[0].name
     columns = "Figure", "model", f"ratio to {first}", "95 % interval"
     return Table(f"Compared with {first}, {load}", columns, rows)
+
+
+def _losses(result: Result) -> Table:
+    """Return what a choice costs: how fast each is under each load, its memory, its answers."""
+    rate = throughput_figure(result)
+    rows = []
+    for loss in result.losses:
+        cases = {c.load.label: c for c in result.cases if c.subject.name == loss.name}
+        rates = [
+            _mean(rate, rounds_of(cases[load]).get(rate, ())) if load in cases else ""
+            for load in result.loads
+        ]
+        first = result.losses[0].perplexity
+        change = loss.perplexity / first - 1 if loss.perplexity and first else None
+        rows.append(
+            [
+                loss.name,
+                *(rate or "-" for rate in rates),
+                "-" if loss.memory is None else number(loss.memory / 1e9),
+                "-" if loss.perplexity is None else number(loss.perplexity),
+                "-" if change is None else f"{change:+.1%}",
+                *("-" if each is None else f"{each:.0%}" for each in (loss.alike, loss.json)),
+            ]
+        )
+    rates = [f"{rate.label}, {load}" for load in result.loads]
+    columns = ("Model", *rates, "memory (GB)", "perplexity", "change", "tokens alike", "JSON kept")
+    return Table("What each costs", columns, rows)
 
 
 def _ranking(result: Result) -> Table:

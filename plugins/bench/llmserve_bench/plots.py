@@ -47,6 +47,7 @@ def plots_of(result: Result) -> list[Plot]:
     if result.kind == "sweep":
         best = [ranked.name for ranked in ranking(result.cases)][:2]
         heaviest = [case for name in best for case in cases if case.name == name] or heaviest
+    plots += _trade(result)
     load = heaviest[0].load
     plots.append(_distribution(heaviest, "latency", lambda r: r.latency, load.limit_latency))
     if any(len(record.pieces) > 1 for case in heaviest for run in case.runs for record in run.good):
@@ -87,6 +88,32 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
 
     caption = "The line is the mean of the rounds; the band is their range."
     return draw(f"{figure.label.replace('/s', ' per second')} by load", caption, paint)
+
+
+def _trade(result: Result) -> list[Plot]:
+    """Return what answers lose against how fast they come, under the heaviest load."""
+    rate, first = throughput_figure(result), next(iter(result.losses), None)
+    rates = {
+        case.subject.name: [figures_of(run, case.load)[rate.name] for run in case.runs]
+        for case in result.cases
+        if case.load.label == result.loads[-1] and case.runs
+    }
+    points = {
+        loss.name: (fmean(rates[loss.name]), 100 * (loss.perplexity / first.perplexity - 1))
+        for loss in result.losses
+        if loss.name in rates and loss.perplexity and first and first.perplexity
+    }
+
+    def paint(axes: Any) -> None:
+        for name, (x, y) in points.items():
+            axes.plot([x], [y], marker="o", linestyle="", label=fill(name, _LONGEST_LINE))
+        axes.set_xlim(left=0)
+        axes.set_xlabel(rate.title)
+        axes.set_ylabel("more perplexity (%)")
+        axes.legend()
+
+    caption = f"At {result.loads[-1]}; perplexity is compared with that of {result.cases[0].name}."
+    return [draw("What answers lose, and how fast they are", caption, paint)] if points else []
 
 
 def _distribution(

@@ -200,6 +200,22 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """What a model's answers lose against the first's, and the bytes of its processes.
+
+    ``perplexity`` is of the first's answers and the prompts before them. ``alike`` is the share of
+    the first's tokens before another one is likelier, and ``json`` is of those answers that are
+    JSON at the first how many are here. What cannot be known is None.
+    """
+
+    name: str
+    perplexity: float | None = None
+    alike: float | None = None
+    json: float | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a command. A comparison measures the other cases against the first.
 
@@ -215,6 +231,7 @@ class Result:
     interrupted: bool = False
     ended_early: str | None = None
     problems: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
 
     @property
     def runs(self) -> list[Run]:

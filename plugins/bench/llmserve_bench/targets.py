@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from llmserve.plugin import (
     known_options,
     make_plan,
     parse_assignments,
+    ways_to_build,
 )
 from llmserve.runtime import contract
-from llmserve.server import Address, ServerSettings, start
+from llmserve.server import Address, Server, ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
 from llmserve_bench.results import Subject
@@ -46,6 +48,8 @@ class Target:
     build: Mapping[str, Any] = field(default_factory=dict)
     server: str | None = None
     api: Api = "triton"
+    memory: Callable[[], int | None] = lambda: None
+    """Returns the bytes that its processes have, if they are of this program."""
 
     def info(self) -> ModelInfo:
         if self.api != "triton":
@@ -152,6 +156,26 @@ def with_settings(
     return [replace(v, settings={**added[v.label], **v.settings}) for v in variants]
 
 
+def suited(model: str, registry: Registry) -> list[Variant]:
+    """Return the ways to serve a model that suit this machine, the most exact one first."""
+    ways = ways_to_build(model, registry)
+    if len(ways) < 2:
+        raise UsageError(
+            f"it is not known what there is to compare of {model}",
+            hint="name variants, such as iterative: openvino:weight_format=int8",
+        )
+    # The sort keeps the best one for this machine before others that are as exact.
+    ways.sort(key=lambda way: (bool(way.changes), -way.needs.weights))
+    return [
+        Variant(
+            " ".join([str(way.plugin), *map(str, way.changes.values())]),
+            way.plugin,
+            {key: str(value) for key, value in way.changes.items()},
+        )
+        for way in ways
+    ]
+
+
 @contextmanager
 def serving(
     variants: Sequence[Variant], model: str, registry: Registry, on_step: OnStep
@@ -187,6 +211,13 @@ def serving(
                     http_url=server.http_url,
                     build={"plugin": variant.plugin, "model": model, **variant.settings},
                     server=server.runtime,
+                    memory=partial(_memory, server, variant.name),
                 )
                 for variant in variants
             ]
+
+
+def _memory(server: Server, model: str) -> int | None:
+    """Return what a model's processes have; None for one that Triton computes in its own."""
+    server.stubs.poll()
+    return server.stubs.memory(model)[0] or None

@@ -132,10 +132,16 @@ def test_compare_builds_and_serves_two_variants(tmp_path: Path, converted: Path)
         "--model", str(converted), *LIGHT,
         "--build", "max_batch_size=4", "--rounds", "1", "--requests", "6", "--concurrency", "3",
         "--output-tokens", "8,4", "--json", str(tmp_path / "compared.json"),
-        "--report", str(tmp_path / "report"),
+        "--report", str(tmp_path / "report"), "--answers",
     )  # fmt: skip
     result = load(tmp_path / "compared.json")
     assert [case.subject.name for case in result.cases] == ["few", "many"]
+    few, many = result.losses
+    assert (few.alike, many.alike) == (1.0, 1.0)
+    assert few.perplexity == pytest.approx(many.perplexity, rel=1e-3)
+    assert (few.perplexity or 0) > 1
+    # Of a process with this engine, and no multiple of it.
+    assert 100e6 < (many.memory or 0) < 4e9
     builds = [case.subject.build for case in result.cases]
     assert [build["max_batch_size"] for build in builds] == ["4", "4"]
     assert builds[0]["max_sequences"] == "2"

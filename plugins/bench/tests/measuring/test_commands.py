@@ -16,9 +16,11 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from llmserve.plugin import Registry
 from llmserve.testing.command import LLMSERVE, run
 from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.output import load
+from llmserve_bench.targets import suited
 
 from .servers import Running, scripted
 
@@ -82,6 +84,26 @@ def test_compare_prints_ratios_and_figures(server: Running) -> None:
     assert result.returncode == 0, result.stderr
     assert "Compared with whole, concurrency 2" in result.stdout
     assert "round 2 of 2: other, concurrency 2" in result.stderr
+
+
+def test_answers_that_cannot_be_compared_are_said_and_cost_no_figures(server: Running) -> None:
+    result = run(
+        "compare", "whole", f"other=pieces@{server.url}", "--url", server.url, "--rounds", "1",
+        "--requests", "2", "--answers",
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "the answers of whole are not compared: " in result.stderr
+    assert "Compared with whole" in result.stdout
+
+
+def test_a_model_alone_is_compared_as_it_suits_this_machine() -> None:
+    ways = suited("demo", Registry.load())
+    # Weights of the demo's size are widened where the processor has no type of 16 bits.
+    assert ways[0].label in ("openvino", "iterative")
+    assert {way.plugin for way in ways} == {"openvino", "iterative"}
+    assert [way.settings for way in ways[-2:]] == [
+        {"weight_format": "int8"}, {"weight_format": "int4"}
+    ]  # fmt: skip
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from llmserve_bench.output import (
     to_json,
     write_report,
 )
-from llmserve_bench.results import Result
+from llmserve_bench.results import Loss, Result
 
 from .examples import make_case, make_comparison, make_result, make_sweep
 
@@ -118,6 +118,24 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
     assert load(tmp_path / "result.json") == RESULTS["bench"]
     with pytest.raises(ConfigError, match="cannot write"):
         save(RESULTS["bench"], tmp_path)
+
+
+def test_what_answers_lose_is_a_table_and_a_picture(tmp_path: Path) -> None:
+    plain = make_comparison((2, 16))
+    first, second = dict.fromkeys(case.subject.name for case in plain.cases)
+    losses = Loss(first, 10.0, 1.0, 1.0, 2 * 10**9), Loss(second, 10.5, 0.875, None, 10**9)
+    result = replace(plain, losses=losses)
+    table = tables_of(result)[-1]
+    assert [row[3:] for row in table.rows] == [
+        ["2", "10", "+0.0%", "100%", "100%"],
+        ["1", "10.5", "+5.0%", "88%", "-"],
+    ]
+    assert len(plots_of(result)) == len(plots_of(plain)) + 1
+    save(result, tmp_path / "result.json")
+    assert load(tmp_path / "result.json") == result
+    unknown = replace(plain, losses=(Loss(first), Loss(second)))
+    assert {cell for row in tables_of(unknown)[-1].rows for cell in row[3:]} == {"-"}
+    assert len(plots_of(unknown)) == len(plots_of(plain))
 
 
 def test_csv_has_one_request_per_line_and_empty_cells_for_missing_values() -> None:
