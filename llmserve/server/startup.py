@@ -25,6 +25,7 @@ from llmserve.server.find.launch import (
     Launch,
     find_binary,
     find_docker,
+    launch_scripts,
     prepare_binary,
     prepare_docker,
 )
@@ -92,8 +93,7 @@ def start(
     for problem in find_problems(settings):
         raise problem.error()
     sweep()
-    scripts = any(model.has_launch_script for model in settings.opened)
-    if settings.renewable and (settings.runtime == "docker" or scripts):
+    if settings.renewable and (settings.runtime == "docker" or launch_scripts(settings)):
         # A container does not see the links, and a multi-process engine only starts as a whole.
         settings = replace(settings, renewable=False)
     left_out: dict[str, str] = {}

@@ -26,6 +26,7 @@ DIED_LOADING = Workaround(
         "workarounds:DEATH_REPORTED",
         "run.readiness:Readiness._died_while_loading",
         "keep.deaths:_died_loading",
+        "keep.deaths:_end_load",
     ),
     "kill -9 of a process that loads is reported in the log as `failed to load` within a second",
 )

@@ -70,6 +70,15 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
     assert echo(server, "still") == "still"
 
 
+@pytest.mark.parametrize("models", [("echo",), ("echo", "engine")])
+def test_only_an_engine_of_several_processes_that_it_serves_keeps_it_from_changing_models(
+    tmp_path: Path, models: tuple[str, ...]
+) -> None:
+    (repository(tmp_path, echo=ECHO, engine=ECHO) / "engine" / "launch.sh").touch()
+    with start(settings(tmp_path, renewable=True, models=models)) as server:
+        assert server.renewable is ("engine" not in models)
+
+
 def test_a_free_port_that_is_lost_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

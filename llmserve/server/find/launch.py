@@ -170,6 +170,12 @@ def _link(model: Path, links: Path) -> None:
         os.utime(mark, (changed, changed))
 
 
+def launch_scripts(settings: ServerSettings) -> list[str]:
+    """Return the models to load whose engines run in several processes, which they start."""
+    models = settings.opened.models
+    return [name for name in settings.names() if name in models and models[name].has_launch_script]
+
+
 def server_command(
     settings: ServerSettings, server: str, arguments: tuple[str, ...], *, repository: str
 ) -> tuple[str, ...]:
@@ -178,8 +184,7 @@ def server_command(
     An engine that runs in several processes needs a server, or a worker, for each of them. The
     script's arguments are the repository and the other arguments of the server.
     """
-    scripts = [model.name for model in settings.opened if model.has_launch_script]
-    scripts = [name for name in scripts if not settings.models or name in settings.models]
+    scripts = launch_scripts(settings)
     if len(scripts) > 1:
         raise ServerError(
             f"{' and '.join(scripts)} each start a server of several processes",

@@ -78,12 +78,12 @@ class Actor:
                 self._load(running, names)
             case actions.Drop(models=names):
                 for name in names:
-                    # It may have been withdrawn meanwhile, which is the same. One that was started
-                    # again beside a multi-process engine cannot: it is restarted without it.
+                    # It may have been withdrawn meanwhile, which is the same. A Triton that cannot
+                    # unload it any more is restarted without it.
                     with suppress(OSError, LLMServeError):
                         running.server.drop(name)
-            case actions.Kill(model=name, processes=processes):
-                running.server.stubs.kill(name, processes)
+            case actions.Kill(model=name, processes=processes, is_death=is_death):
+                running.server.stubs.kill(name, processes, is_death=is_death)
             case actions.GiveUp(model=name, loaded_before=before):
                 running.withdrawn.add(name)
                 self._begin(self._give_up(running, name, loaded_before=before))
@@ -155,7 +155,7 @@ class Actor:
             running.start = StartPicture(_why(error), failures)
         else:
             running.take_over(server)
-            running.start = StartPicture(failures=server.failures)
+            running.start = StartPicture("", server.failures, server.renewable)
         finally:
             running.is_busy = False
 
@@ -168,7 +168,9 @@ class Actor:
 
     async def _start_frontend(self, handle: FrontendHandle) -> None:
         try:
-            handle.running = await asyncio.to_thread(start_again, handle.running)
+            handle.running = await asyncio.to_thread(
+                start_again, handle.running, self._cancel_if_stopping
+            )
             handle.start = StartPicture()
         except Exception as error:  # whatever it is, it is tried again
             handle.start = StartPicture(_why(error))

@@ -44,14 +44,13 @@ class Drop:
 
 @dataclass(frozen=True)
 class Kill:
-    """End processes that Triton would wait for: those of a model, or only ``processes``.
-
-    Whoever ends all of a model knows why, so that this is no death that is seen later.
-    """
+    """End processes that Triton would wait for: those of a model, or only ``processes``."""
 
     triton: int
     model: str
     processes: frozenset[int] | None = None
+    is_death: bool = False
+    """Whether that is a death that is to be seen later, as if they had ended by themselves."""
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,14 @@ def _notice_start(triton: TritonMemory, seen: TritonPicture, now: float) -> None
         triton.lost(now, start.problem)
         return
     triton.starts += 1
+    triton.is_renewable = start.is_renewable
     triton.loading_at = now
     for unload in triton.unloads.values():
         if unload.model in started:
             unload.start = triton.starts
     triton.triton.loaded(now)
     for model in models:
-        model.died_at = model.raised_at = None
+        model.forget_load()
         if why := start.failures.get(model.name):
             model.served = False
             model.failed(now, f"it failed to load: {why}")
@@ -88,7 +89,7 @@ def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> lis
     for name, model_seen in seen.models.items():
         if model_seen.given_up:
             # See workarounds.GIVEN_UP.
-            actions.append(Kill(triton.number, name, model_seen.given_up))
+            actions.append(Kill(triton.number, name, model_seen.given_up, is_death=True))
     for model in list(triton.models.values()):
         if not triton.triton.alive:
             break
@@ -97,7 +98,10 @@ def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> lis
             model.died_at, model.how = now, model_seen.died
         if model.state is not State.UNLOADED:
             _check_folder(triton, model, now, has_folder=model_seen.has_folder)
-        if model.alive and model.died_at is not None and _answers_meanwhile(triton, model, seen):
+        model.loading_since = (model.loading_since or now) if model_seen.is_loading else None
+        if _loads_too_long(triton, model, now):
+            actions += _end_load(triton, model, seen, now)
+        elif model.alive and model.died_at is not None and _answers_meanwhile(triton, model, seen):
             if not model_seen.is_loading:
                 # Triton has reported it, as a load that failed.
                 model.died_at = None
@@ -119,13 +123,65 @@ def _notice_models(triton: TritonMemory, seen: TritonPicture, now: float) -> lis
     return actions
 
 
+def _loads_too_long(triton: TritonMemory, model: ModelMemory, now: float) -> bool:
+    return model.loading_since is not None and now - model.loading_since > triton.ready_timeout
+
+
+def _end_load(
+    triton: TritonMemory, model: ModelMemory, seen: TritonPicture, now: float
+) -> list[Action]:
+    """End a load that takes too long: Triton loads nothing else before that.
+
+    Triton reports that it has failed, unless it waits forever for the process that has ended
+    (workarounds.DIED_LOADING), or loads the model itself: then it is restarted without the model.
+    """
+    if model.ended_late is None:
+        model.ended_late, processes = now, seen.of(model.name).processes
+        answering = _former_processes(triton, model) if model.alive else frozenset[int]()
+        if not (model.alive or model.state.is_down):
+            model.failed(now, why_late(triton))
+        return [
+            Kill(triton.number, model.name, processes - answering if answering else None),
+            GiveUp(triton.number, model.name, model.served),
+        ]
+    if now - model.ended_late > DEATH_REPORTED:
+        if not model.state.is_down:
+            model.failed(now, why_late(triton))
+        _restart_without(triton, model, now)
+    return []
+
+
+def why_late(triton: TritonMemory) -> str:
+    """Say why a model was not loaded whose load was ended."""
+    return f"it was not loaded within {triton.ready_timeout:g} s"
+
+
+def _restart_without(triton: TritonMemory, model: ModelMemory, now: float) -> None:
+    """Restart a Triton that waits forever for a model, on demand once the others are not used."""
+    why = f"Triton waits for {model.name}"
+    if triton.on_demand:
+        # Whoever asks for it has it tried again.
+        model.cost_restart = True
+        triton.unloads.pop(model.name, None)
+        triton.want_restart(now, why)
+    else:
+        triton.lost(now, why, fault=False)
+
+
 def _answers_meanwhile(triton: TritonMemory, model: ModelMemory, seen: TritonPicture) -> bool:
     """Return whether the process that has died was another than those that answer until then."""
-    of_it, loads = seen.of(model.name), triton.loads.values()
-    before = [
-        load.former_processes.get(model.name) for load in loads if load.start == triton.starts
-    ]
-    return not of_it.loads and any(each and each <= of_it.processes for each in before)
+    of_it, before = seen.of(model.name), _former_processes(triton, model)
+    return bool(not of_it.loads and before and before <= of_it.processes)
+
+
+def _former_processes(triton: TritonMemory, model: ModelMemory) -> frozenset[int]:
+    """Return the processes that a model had before the load that is under way."""
+    former = (
+        load.former_processes.get(model.name, frozenset())
+        for load in triton.loads.values()
+        if load.start == triton.starts
+    )
+    return next(filter(None, former), frozenset())
 
 
 def _check_loading(
@@ -176,10 +232,8 @@ def _died_loading(
     _quote(triton, model, seen)
     triton.lines.append(f"{model.name}: meanwhile, {seen.resources}")
     if triton.on_demand and not model.served:
-        # Whoever asks for it has it tried again; the others still answer.
         model.failed(now, why)
-        model.cost_restart = True
-        triton.want_restart(now, f"Triton waits for {model.name}")
+        _restart_without(triton, model, now)
     else:
         model.died(now, why)
         triton.lost(now, f"Triton waits for {model.name}", fault=False)
@@ -268,7 +322,7 @@ def ask_to_load(triton: TritonMemory, model: str) -> Load:
     names = triton.with_parts(model)
     for name in names:
         if name in triton.models:
-            triton.models[name].died_at = triton.models[name].raised_at = None
+            triton.models[name].forget_load()
     return Load(triton.number, names)
 
 
@@ -280,7 +334,7 @@ def _restart(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Acti
             model.failed(now, f"{triton.repository / model.name} is gone")
     left = [model for model in triton.models.values() if not model.state.is_down]
     if not left and not triton.may_be_empty:
-        triton.triton.failed(now, "")
+        triton.triton.failed(now, "no model is left that can be loaded")
         return []
     for model in left:
         model.loading(now)

@@ -80,7 +80,7 @@ class _Model:
     waiting: list[Hold | Order] = field(default_factory=list)
     unload_orders: list[Order] = field(default_factory=list)
     doing: Literal["", "load", "unload", "undo"] = ""
-    """What happens to it; a load that failed in one replica is undone in the others."""
+    """What happens to it; what is left of a load that has failed is undone."""
     began: float = 0.0
     leaving: bool = False
     """Whether it is to be unloaded, whoever waits."""
@@ -94,7 +94,7 @@ class _Model:
 
     @property
     def going(self) -> bool:
-        return self.leaving or self.victim
+        return self.leaving or self.victim or self.doing == "undo"
 
 
 class Demand:
@@ -233,6 +233,10 @@ class Demand:
                 if why and not model.failures:
                     # It was loaded, and has died too often since.
                     self._record_failure(model, why, models, now)
+            elif why := models.why_it_failed(model.name):
+                # The same, and its parts are still loaded.
+                model.doing, model.why = "undo", why
+                self._steps.append(UnloadEverywhere(model.name))
             elif idle is not None and self._is_idle(model) and now - model.used_at >= idle:
                 model.leaving = True
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from llmserve.contract.report import State
 from llmserve.server.keep.actions import Action, Drop, GiveUp, Kill
-from llmserve.server.keep.deaths import RELOAD_BEGINS, ask_to_load
+from llmserve.server.keep.deaths import RELOAD_BEGINS, ask_to_load, why_late
 from llmserve.server.keep.memory import LoadUnderWay, Stage, TritonMemory, UnloadUnderWay
 from llmserve.server.keep.picture import TritonPicture
 from llmserve.server.run.activity import BUSY
@@ -76,7 +76,8 @@ def begin_unload(triton: TritonMemory, name: str, now: float) -> None:
     # One on demand stays on offer; requests of others than its holders may be about to end.
     stage = Stage.IDLE if triton.on_demand else Stage.SETTLED
     if triton.on_demand:
-        triton.models[name].unloaded(now)
+        if triton.models[name].state is not State.FAILED:
+            triton.models[name].unloaded(now)
         triton.models[name].served = False
     else:
         triton.models.pop(name)
@@ -115,13 +116,6 @@ def _follow_load(
         return [ask_to_load(triton, load.model)]
     if why := _why_it_failed(triton, load, seen):
         return _fail(triton, load, seen, why, now)
-    if load.start == triton.starts and _is_late(triton, load, now):
-        # Triton loads nothing else before that.
-        why = f"it was not loaded within {triton.ready_timeout:g} s"
-        model.failed(now, why)
-        model.cost_restart = True
-        triton.want_restart(now, f"Triton waits for {load.model}")
-        return _fail(triton, load, seen, why, now)
     # A Triton that was restarted meanwhile has loaded it.
     is_loaded = load.start != triton.starts or all(seen.of(name).loads for name in load.names)
     if model.alive and not is_loaded:
@@ -144,14 +138,11 @@ def _why_it_failed(triton: TritonMemory, load: LoadUnderWay, seen: TritonPicture
     for name in load.names:
         model, of_it = triton.models[name], seen.of(name)
         if load.start == triton.starts and (why := of_it.not_asked or of_it.failure):
+            why = why if model.ended_late is None else why_late(triton)
             return why if name == load.model else f"its part {name} failed to load: {why}"
         if model.state is State.FAILED:
             return model.why
     return ""
-
-
-def _is_late(triton: TritonMemory, load: LoadUnderWay, now: float) -> bool:
-    return triton.on_demand and load.loaded_at is None and now - load.since > triton.ready_timeout
 
 
 def _fail(
@@ -164,10 +155,14 @@ def _fail(
         model.refused = why
         triton.lines.append(f"{name}: failed to load again, and runs as before: {why}")
         for each in load.names:
-            if triton.models[each].alive and seen.of(each).failure:
+            part = triton.models[each]
+            # Whoever ends one that takes too long has done that.
+            if part.alive and part.ended_late is None and seen.of(each).failure:
                 actions.append(GiveUp(triton.number, each, loaded_before=True))
         return actions
-    did_not_respond = any(seen.of(each).is_unhealthy for each in load.names)
+    did_not_respond = any(
+        seen.of(each).is_unhealthy and triton.models[each].ended_late is None for each in load.names
+    )
     again = did_not_respond and load.tries < _TRIES
     if model.state is not State.FAILED:
         model.failed(now, why)

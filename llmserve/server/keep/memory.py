@@ -12,7 +12,7 @@ from llmserve.contract.report import ModelReport, State
 from llmserve.server.keep.actions import Action, Tell
 from llmserve.server.keep.demand import Demand
 from llmserve.server.keep.desired import Order
-from llmserve.server.keep.states import Watch
+from llmserve.server.keep.states import DIED, Watch
 from llmserve.server.run.ends import End
 
 
@@ -27,6 +27,10 @@ class ModelMemory(Watch):
     """What ended its process."""
     raised_at: float | None = None
     """When it was seen that it cannot be loaded, while its process goes on."""
+    loading_since: float | None = None
+    """When Triton was first seen to load it, if it does."""
+    ended_late: float | None = None
+    """When its load was ended, which took too long."""
     cost_restart: bool = False
     """Whether Triton has to be restarted, or was, since it was loaded in vain."""
     parts: tuple[str, ...] = ()
@@ -37,6 +41,10 @@ class ModelMemory(Watch):
     note: str = ""
     refused: str = ""
     """Why it was not loaded when that was last asked for."""
+
+    def forget_load(self) -> None:
+        """Forget what was seen of an earlier load."""
+        self.died_at = self.raised_at = self.loading_since = self.ended_late = None
 
     def report(self) -> ModelReport:
         return ModelReport(
@@ -119,7 +127,7 @@ class TritonMemory:
     """Whether it can load and unload models while it runs."""
     on_demand: bool = False
     ready_timeout: float = 900.0
-    """Seconds for the load of a model on demand, and for one that an unload has to wait for."""
+    """Seconds for the load of a model, and for one that an unload has to wait for."""
     is_said: bool = False
     """Whether its number is said, since there are several."""
     lines: list[str] = field(default_factory=list)
@@ -180,7 +188,10 @@ class TritonMemory:
         else:
             self.triton.interrupted(now, why)
         for model in self.models.values():
-            model.interrupted(now, why)
+            if not self.is_given_up:
+                model.interrupted(now, why)
+            elif not model.state.is_down:
+                model.failed(now, why, DIED)
 
     @property
     def is_given_up(self) -> bool:
@@ -200,7 +211,7 @@ class TritonMemory:
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, or cannot be loaded, and why."""
-        watches = [self.triton, *self.models.values()]
+        watches = [self.triton, *(m for m in self.models.values() if m.why != self.triton.why)]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
 
     def is_changing(self, name: str) -> bool:
@@ -208,9 +219,13 @@ class TritonMemory:
         return name in self.loads or name in self.unloads
 
     def takes_memory(self, name: str) -> bool:
-        """Return whether a model takes memory, at work or not."""
-        model = self.models.get(name)
-        return name in self.unloads or (model is not None and not model.state.is_down)
+        """Return whether a model, or a part that it alone has, takes memory, at work or not."""
+        if name in self.unloads or (model := self.models.get(name)) is None:
+            return name in self.unloads
+        if model.state is State.FAILED:
+            parts = (self.models.get(part) for part in self.own_parts(name))
+            return any(part and not part.state.is_down for part in parts)
+        return not model.state.is_down
 
     @property
     def of_interest(self) -> frozenset[str]:

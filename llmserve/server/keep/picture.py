@@ -85,6 +85,8 @@ class StartPicture:
 
     problem: str = ""
     failures: Mapping[str, str] = field(default_factory=dict)
+    is_renewable: bool = True
+    """Whether a Triton that was started can load and unload models while it runs."""
 
 
 @dataclass(frozen=True)

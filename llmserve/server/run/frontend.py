@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -101,6 +102,24 @@ def log_beside(log_file: Path, frontend: Frontend, *, chosen: bool) -> Path:
 
 def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:
     """Start a frontend and wait until it listens."""
+    return _start(frontend, place, log_file, lambda _: None)
+
+
+def start_again(
+    ended: RunningFrontend, on_wait: Callable[[RunningFrontend], None]
+) -> RunningFrontend:
+    """Start a frontend anew, in place of one that has ended or that hangs.
+
+    While it waits until that listens, ``on_wait`` is called, and may raise to end it.
+    """
+    # It may have outlived its guard, and it would keep the port.
+    ended.stop(0.0)
+    return _start(ended.frontend, ended.place, ended.log_file, on_wait)
+
+
+def _start(
+    frontend: Frontend, place: Place, log_file: Path, on_wait: Callable[[RunningFrontend], None]
+) -> RunningFrontend:
     arguments = frontend.arguments(place)
     name, scratch = make_scratch()
     launch = Launch((sys.executable, *arguments), inherited_environment(), frontend.name)
@@ -110,6 +129,7 @@ def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningF
         running = RunningFrontend(process, frontend, place, log_file)
         deadline = time.monotonic() + _START_TIMEOUT
         while not _listens(place):
+            on_wait(running)
             if not process.alive():
                 raise ServerError(f"{frontend.name} ended: {running.why_it_ended()}")
             if time.monotonic() > deadline:
@@ -123,13 +143,6 @@ def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningF
         if process is None:
             shutil.rmtree(scratch, ignore_errors=True)
     return running
-
-
-def start_again(ended: RunningFrontend) -> RunningFrontend:
-    """Start a frontend anew, in place of one that has ended or that hangs."""
-    # It may have outlived its guard, and it would keep the port.
-    ended.stop(0.0)
-    return start_frontend(ended.frontend, ended.place, ended.log_file)
 
 
 def _address(place: Place) -> str:

@@ -93,13 +93,15 @@ class Stubs:
         self._waited_for = {pid for pid in processes if self._models.get(pid) in loading}
         return {process: self._models[process] for process in previous & self._waited_for}
 
-    def kill(self, model: str, processes: Collection[int] | None = None) -> None:
-        """Kill the processes of a model; this is no death that :meth:`poll` reports.
+    def kill(
+        self, model: str, processes: Collection[int] | None = None, *, is_death: bool = False
+    ) -> None:
+        """Kill the processes of a model, or only these.
 
-        The death of some of its ``processes`` alone is one.
+        With ``is_death``, :meth:`poll` reports that.
         """
         for process in self.of(model) if processes is None else processes:
-            if processes is None:
+            if not is_death:
                 self._zombie_counts[process] = CONFIRMATIONS
             _kill(process)
 

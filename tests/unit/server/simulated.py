@@ -33,6 +33,8 @@ class Model:
     """What a simulated Triton has of a model."""
 
     processes: set[int] = field(default_factory=set)
+    loading: set[int] = field(default_factory=set)
+    """The processes of the load that is under way."""
     serves: bool = False
     loads_at: float | None = None
     """When the load that is under way ends."""
@@ -87,6 +89,18 @@ class Triton:
             for model in self.models.values():
                 model.processes, model.serves = set(), False
 
+    def end_processes(self, name: str, processes: frozenset[int] | None, *, is_death: bool) -> None:
+        """End those of a model, or all; Triton may wait forever for one that was loading it."""
+        model = self.of(name)
+        ended = model.processes | model.loading if processes is None else processes
+        is_load_ended = bool(model.loading & ended)
+        model.processes, model.loading = model.processes - ended, model.loading - ended
+        model.is_stopped = False
+        if is_death:
+            model.died = End(signal=9)
+        if is_load_ended and self.world.reports_ends:
+            model.loads_at, model.failure = None, "it did not respond for a second, or ended"
+
     def hear(self, heard: Heard, name: str = "", why: str = "no answer") -> None:
         loads = self.of(name).all_loads if name else -1
         self.heard.append(Canary(heard, name, why, loads))
@@ -125,7 +139,7 @@ class Triton:
             self.has(*left)
 
     def _load(self, name: str, model: Model) -> None:
-        model.loads_at = None
+        model.loads_at, loaded, model.loading = None, model.loading, set()
         if name in self.world.deadly:
             self.end("exit code 1")
             return
@@ -134,7 +148,7 @@ class Triton:
             return
         model.loads, model.all_loads = model.loads + 1, model.all_loads + 1
         model.serves, model.is_stopped = True, False
-        model.processes = self.world.processes_of(name)
+        model.processes = loaded or self.world.processes_of(name)
 
     def picture(self, now: float) -> TritonPicture:
         start, self.start = self.start, None
@@ -158,7 +172,8 @@ class Triton:
             is_loading=model.loads_at is not None,
             is_hopeless=model.failure.startswith("ImportError"),
             is_unhealthy="did not respond" in model.failure,
-            processes=frozenset(model.processes), died=died, is_stopped=model.is_stopped,
+            processes=frozenset(model.processes | model.loading), died=died,
+            is_stopped=model.is_stopped,
             seconds=model.seconds, answers=model.answers,
             takes_requests=None if hangs else model.serves, asked_at=now,
             is_being_withdrawn=model.withdrawn_at is not None,
@@ -184,6 +199,10 @@ class World:
         self.removed: set[str] = set()
         self.deadly: set[str] = set()
         """Models that end the Triton that loads them."""
+        self.hanging: set[str] = set()
+        """Models whose loads never end, but in a new Triton."""
+        self.reports_ends = True
+        """Whether Triton reports the end of a process that was loading a model."""
         self.graphs: set[str] = set()
         self.not_asked = ""
         self.sizes: dict[str, float] = {}
@@ -254,10 +273,10 @@ class World:
         self.desired.orders.append(order)
         return order
 
-    def outcome(self, order: Order) -> str:
-        """Run until an order is carried out or refused; return the error."""
-        self.run_until(lambda: order in self.outcomes)
-        return self.outcomes[order]
+    def outcome(self, asked: Hold | Order) -> str:
+        """Run until an order or a hold is granted or refused; return the error."""
+        self.run_until(lambda: asked in self.outcomes)
+        return self.outcomes[asked]
 
     def hold(self, name: str, *, load: bool = True) -> Hold:
         hold = Hold(name, asyncio.Future(loop=_LOOP), load)
@@ -326,13 +345,16 @@ class World:
                     model = triton.of(name)
                     model.loads, model.failure, model.drops_at = 0, "", None
                     if not self.not_asked:
-                        model.loads_at = self.now + LOADS_IN
+                        model.loads_at = (
+                            float("inf") if name in self.hanging else self.now + LOADS_IN
+                        )
+                        model.loading = self.processes_of(name)
             case actions.Drop(models=names):
                 for name in names:
                     triton.of(name).drops_at = self.now + DROPS_IN
-                    triton.of(name).loads_at = None
-            case actions.Kill(model=name):
-                triton.of(name).processes, triton.of(name).is_stopped = set(), False
+                    triton.of(name).loads_at, triton.of(name).loading = None, set()
+            case actions.Kill(model=name, processes=processes, is_death=is_death):
+                triton.end_processes(name, processes, is_death=is_death)
             case actions.GiveUp(model=name):
                 triton.of(name).withdrawn_at = self.now + 3.0
 

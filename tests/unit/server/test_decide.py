@@ -62,7 +62,8 @@ def decided(memory: TritonMemory, seen: TritonPicture, now: float = 1.0) -> list
          [Kill(0, "a")]),
         # The process that loads may be another one than that which answers meanwhile.
         (ModelPicture(is_stopped=True, is_loading=True), State.READY, "", []),
-        (ModelPicture(given_up=frozenset({7})), State.READY, "", [Kill(0, "a", frozenset({7}))]),
+        (ModelPicture(given_up=frozenset({7})), State.READY, "",
+         [Kill(0, "a", frozenset({7}), is_death=True)]),
     ],
     ids=["well", "died", "stopped", "stopped while another loads", "given up"],
 )  # fmt: skip
@@ -161,6 +162,19 @@ def test_a_triton_that_has_ended_or_hangs_is_started_again_with_its_models(
     assert memory.models["b"].state is State.FAILED
 
 
+def test_a_triton_that_was_started_again_and_cannot_load_any_more_is_restarted_for_a_model() -> (
+    None
+):
+    """As after one of its models was built anew, as an engine of several processes."""
+    memory = one_triton("a", "b")
+    decided(memory, TritonPicture(ended="exit code 1"), 1.0)
+    decided(memory, TritonPicture(ended="exit code 1"), 2.0)
+    decided(memory, TritonPicture(start=StartPicture(is_renewable=False)), 3.0)
+    decided(memory, TritonPicture({"a": ModelPicture(died=KILLED)}), 4.0)
+    assert decided(memory, TritonPicture(), 5.0) == []
+    assert decided(memory, TritonPicture(), 6.0) == [Start(0, ("a", "b"))]
+
+
 def test_a_triton_that_cannot_be_started_is_given_up_and_ended() -> None:
     memory, now, done = one_triton("a"), 0.0, list[Action]()
     while not memory.is_given_up:
@@ -172,6 +186,8 @@ def test_a_triton_that_cannot_be_started_is_given_up_and_ended() -> None:
     assert done == [Start(0, ("a",))] * 4 + [Stop(0)]
     assert decided(memory, seen, now + 1) == []
     assert memory.why_it_failed() == {"triton: no GPU"}
+    model = memory.models["a"]
+    assert (model.state, model.why) == (State.FAILED, "no GPU"), "it is restarted no more either"
 
 
 @pytest.mark.parametrize(("misses", "state"), [(1, State.SUSPECT), (2, State.RESTARTING)])
@@ -237,17 +253,99 @@ def test_a_triton_that_waits_for_a_dead_process_on_demand_is_restarted_when_othe
 
 
 def test_a_model_that_takes_too_long_costs_a_restart_at_last() -> None:
+    """Triton waits for a process that has ended."""
     world = World("a", "b", on_demand=OnDemand())
+    world.reports_ends = False
     world.memory.tritons[0].ready_timeout = 30.0
     used = world.hold("b")
     world.run_until(lambda: used in world.outcomes)
+    world.hanging.add("a")
     hold = world.hold("a")
-    world.run_until(lambda: world.tritons[0].of("a").loads_at)
-    world.tritons[0].of("a").loads_at = float("inf")
     world.run_until(lambda: hold in world.outcomes)
     assert "it was not loaded within 30 s" in world.outcomes[hold]
     assert world.tritons[0].started_with == [], "the others answer first"
     world.run_until(lambda: world.tritons[0].started_with == [("b",)], 70)
+
+
+# Loads that never end
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_reload_that_hangs_is_ended_and_the_others_answer(reported: bool) -> None:
+    world = World("a", "b")
+    world.memory.tritons[0].ready_timeout = 90.0
+    world.hanging.add("a")
+    world.reports_ends = reported
+    (answers,) = world.tritons[0].of("a").processes
+    order = world.order("reload", "a")
+    assert 85 < world.run_until(lambda: order in world.outcomes) < 100
+    assert "'a' failed to load: it was not loaded within 90 s" in world.outcomes[order]
+    assert world.killed() == ["a"]
+    world.run(30)
+    if reported:
+        assert world.tritons[0].of("a").processes == {answers}, "only what loads is ended"
+        assert world.states() == {"a": "ready", "b": "ready"}
+        assert world.tritons[0].started_with == []
+    else:
+        assert world.states() == {"a": "failed", "b": "ready"}, "it would hang again"
+        assert world.tritons[0].started_with == [("b",)]
+    gave_up = [each for each in world.done if isinstance(each, GiveUp)]
+    assert gave_up == [GiveUp(0, "a", loaded_before=True)], "once, or it is loaded again"
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_new_model_whose_load_hangs_fails_alone(on_demand: bool) -> None:
+    world = World("a", "b", on_demand=OnDemand() if on_demand else None, loaded=("a",), b=("p",))
+    world.memory.tritons[0].ready_timeout = 90.0
+    world.hanging.add("b")
+    asked = world.hold("b") if on_demand else world.order("reload", "b")
+    world.run_until(lambda: asked in world.outcomes)
+    assert "it was not loaded within 90 s" in world.outcomes[asked]
+    world.run(30)
+    assert world.tritons[0].started_with == []
+    assert (world.states(), world.serving()) == ({"a": "ready", "b": "failed"}, {"a"})
+
+
+def test_a_model_whose_load_hangs_after_it_has_died_fails_and_nothing_else_waits() -> None:
+    world = World("a", "b")
+    world.memory.tritons[0].ready_timeout = 90.0
+    world.hanging.add("a")
+    world.tritons[0].kill("a")
+    world.run_until(lambda: world.states()["a"] == "failed")
+    assert world.memory.tritons[0].models["a"].why == "it was not loaded within 90 s"
+    assert world.outcome(world.order("reload", "b")) == ""
+    assert world.tritons[0].started_with == []
+    world.hanging.clear()
+    assert world.outcome(world.order("reload", "a")) == ""
+    assert world.serving() == {"a", "b"}
+
+
+def test_a_load_in_triton_itself_that_hangs_costs_a_restart_without_it() -> None:
+    """There is no process that could be ended alone."""
+    world = World("a", "b")
+    world.memory.tritons[0].ready_timeout = 90.0
+    world.graphs.add("a")
+    world.tritons[0].of("a").processes = set()
+    world.hanging.add("a")
+    assert "it was not loaded within 90 s" in world.outcome(world.order("reload", "a"))
+    world.run(30)
+    assert world.tritons[0].started_with == [("b",)]
+    assert world.states() == {"a": "failed", "b": "ready"}
+
+
+def test_a_load_is_late_by_when_it_began_and_not_by_when_it_was_asked_for() -> None:
+    """Triton loads one after the other."""
+    memory = one_triton("a", "b", state=State.LOADING)
+    memory.ready_timeout = 90.0
+    loads = ModelPicture(is_loading=True)
+    assert decided(memory, TritonPicture({"a": loads}), 1.0) == []
+    assert decided(memory, TritonPicture({"a": loads}), 92.0) == [
+        Kill(0, "a"), GiveUp(0, "a", loaded_before=True)
+    ]  # fmt: skip
+    failed = ModelPicture(failure="it ended")
+    assert decided(memory, TritonPicture({"a": failed, "b": loads}), 93.0) == []
+    assert decided(memory, TritonPicture({"a": failed, "b": loads}), 180.0) == []
+    assert memory.models["b"].state is State.LOADING
 
 
 # What goes on for a while
@@ -280,6 +378,21 @@ def test_a_model_that_dies_again_and_again_stays_down_until_a_user_loads_it() ->
     assert world.states()["a"] == "failed"
     assert world.outcome(world.order("reload", "a")) == ""
     assert world.states()["a"] == "ready"
+
+
+def test_a_model_on_demand_that_died_too_often_leaves_no_part_in_memory() -> None:
+    world = World("a", "b", on_demand=OnDemand(), loaded=("a", "b"), a=("p", "q"), b=("p",))
+    while world.states()["a"] != "failed":
+        world.tritons[0].kill("a")
+        world.run(0.5)
+    used = world.hold("a")
+    world.run_until(lambda: world.serving() == {"b", "p"}, 5)
+    assert world.memory.tritons[0].models["a"].why.startswith("its process has died")
+    assert "is tried again in" in world.outcome(used)
+    assert "is tried again in" in world.outcome(world.hold("a"))
+    world.run(10)
+    assert world.outcome(world.hold("a")) == ""
+    assert world.serving() == {"a", "b", "p", "q"}
 
 
 def test_a_user_reloads_a_model_while_the_old_one_answers() -> None:
@@ -681,7 +794,7 @@ _FAULTS = st.lists(
     st.tuples(
         st.sampled_from(
             ["kill", "stop model", "end", "stop", "miss", "break", "mend", "reload", "unload",
-             "hold", "release", "disobey"]
+             "hold", "release", "disobey", "hang", "hang unseen"]
         ),
         st.sampled_from("abc"),
         st.integers(0, 1),
@@ -700,6 +813,8 @@ def test_whatever_happens_it_comes_to_what_is_desired_or_says_why(
         "a", "b", "c", replicas=replicas, a=("p",),
         on_demand=OnDemand(max_loaded=2) if on_demand else None,
     )  # fmt: skip
+    for memory in world.memory.tritons:
+        memory.ready_timeout = 40.0
     for fault, name, number, seconds in faults:
         triton = world.tritons[number % replicas]
         if fault == "kill":
@@ -718,6 +833,9 @@ def test_whatever_happens_it_comes_to_what_is_desired_or_says_why(
             world.broken.pop(name, None)
         elif fault == "disobey":
             triton.obeys = False
+        elif fault.startswith("hang"):
+            world.hanging.add(name)
+            world.reports_ends = fault == "hang"
         elif fault in ("reload", "unload"):
             world.order("reload" if fault == "reload" else "unload", name)
         elif fault == "hold" and on_demand:
@@ -726,6 +844,7 @@ def test_whatever_happens_it_comes_to_what_is_desired_or_says_why(
             world.release(world.desired.holds[0])
         world.run(seconds)
     world.broken.clear()
+    world.hanging.clear()
     for triton in world.tritons:
         triton.obeys = True
     for second in range(400):

@@ -245,13 +245,27 @@ def test_a_frontend_that_cannot_be_started_yet_is_tried_again(
     running.log_file.unlink()
     running.stop(0.0)
 
-    def fail(_: RunningFrontend) -> RunningFrontend:
+    def fail(*_: object) -> RunningFrontend:
         raise OSError("no space left")
 
     monkeypatch.setattr(act, "start_again", fail)
     tried = "test: restarting (OSError: no space left)"
     asyncio.run(kept_until(running, lines, lambda _: tried in lines))
     assert running._last_line() == "its log is gone"
+
+
+def test_a_frontend_that_is_still_being_started_does_not_delay_the_end(
+    start: Callable[..., RunningFrontend], tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    first.touch()
+    once = f"import pathlib, time\nif not pathlib.Path('{first}').exists():\n    time.sleep(600)\n"
+    running = start(once + HTTP)
+    first.unlink()
+    os.kill(running.process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    asyncio.run(kept_until(running, [], lambda one: one.frontends[0].is_busy))
+    assert time.monotonic() - began < 10
 
 
 def test_a_refusal_shows_that_a_frontend_does_not_hang(

@@ -188,7 +188,7 @@ def test_a_user_loads_and_unloads_what_is_on_demand(folder: Path) -> None:
 
 
 def test_a_triton_that_cannot_unload_a_model_any_more_ends_no_server(folder: Path) -> None:
-    """As one that was started again after a multi-process engine was built beside the others."""
+    """As one that was started again after a model was built anew, for several processes."""
 
     class Fixed(Triton):
         def drop(self, name: str) -> None:
