@@ -113,8 +113,12 @@ def difference(
 
     It tells the share of the comparison that is done.
     """
-    precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    runner = OpenVinoRunner(converted.clone(), precision, cache_tokens=6 * PAGE_SIZE)
+    exact = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    }
+    runner = OpenVinoRunner(converted.clone(), exact, cache_tokens=6 * PAGE_SIZE)
     text_config = model.config.get_text_config()
     limit = min(window(text_config) or 96, text_config.max_position_embeddings or 96, 96)
     vocabulary = min(text_config.vocab_size, _TOKENS)

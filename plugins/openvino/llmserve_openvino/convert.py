@@ -102,6 +102,7 @@ def convert(model: Any, stored: StoredWeights) -> Any:
     example = (ids, mask, positions, *past)
     with stored.extensions() as extensions:
         converted = ov.convert_model(Step(model), example_input=example, extension=extensions)
+    stored.put_packed(converted)
     names = ["input_ids", "attention_mask", "position_ids"]
     suffixes = [f"{index // 2}.{'value' if index % 2 else 'key'}" for index in range(len(past))]
     states = {f"past_key_values.{suffix}": f"present.{suffix}" for suffix in suffixes}

@@ -3,12 +3,16 @@
 A model is traced with placeholders that take no memory, and the trace refers to the stored
 weights. Where the model itself is to compute, each weight is widened for the one product that
 needs it. So neither takes more memory than the largest piece of a weight.
+
+torch has no type for a weight in few bits: a trace refers to some memory of its shape instead, and
+the weight is put there afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +23,31 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from llmserve_openvino.packed import PackedWeight, product_weight, table_weight
+
 _LAYERS = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
 _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+# The bytes between two of what stands for packed weights: a line of a processor's cache.
+_STAND_IN = 64
 # How many values of a weight are widened at a time.
 _PIECE = 1 << 24
 
 
 class StoredLayer:
-    """A module whose weight is large, and that OpenVINO knows: a product or a table of vectors."""
+    """A module whose weight is large, and that OpenVINO knows: a product or a table of vectors.
 
-    def __init__(self, module: Any) -> None:
+    The weight of a packed one is what stands for it in a trace.
+    """
+
+    def __init__(
+        self, module: Any, packed: PackedWeight | None = None, weight: torch.Tensor | None = None
+    ) -> None:
         self.module = module
+        self.packed = packed
         self.is_table = isinstance(module, torch.nn.Embedding)
-        self._is_transposed = isinstance(module, Conv1D)
-        self.weight: torch.Tensor = module.weight
+        # A packed weight has its outputs first, whatever the module's own order.
+        self._is_transposed = isinstance(module, Conv1D) and packed is None
+        self.weight: torch.Tensor = module.weight if weight is None else weight
         self.bias: torch.Tensor | None = getattr(module, "bias", None)
         # A few families multiply what their table has by a number.
         self._scale: torch.Tensor | None = getattr(module, "embed_scale", None)
@@ -82,23 +97,47 @@ class StoredLayer:
     def compute(self, values: torch.Tensor) -> torch.Tensor:
         """Return what the module answers in float32."""
         if self.is_table:
-            rows = functional.embedding(values, self.weight).float()
+            rows = self._rows(values)
             return rows if self._scale is None else rows * self._scale
-        axis = 1 if self._is_transposed else 0
-        step = max(1, _PIECE // self.weight.shape[1 - axis])
-        pieces = [
-            values @ (piece.float() if self._is_transposed else piece.float().T)
-            for piece in torch.split(self.weight, step, axis)
-        ]
-        product = torch.cat(pieces, dim=-1)
+        product = torch.cat([values @ piece.T for piece in self._pieces()], dim=-1)
         return product if self.bias is None else product + self.bias.float()
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.packed is None:
+            return functional.embedding(ids, self.weight).float()
+        rows = torch.from_numpy(self.packed.dequantised(ids.flatten().numpy()))
+        return rows.reshape(*ids.shape, -1)
+
+    def _pieces(self) -> Iterator[torch.Tensor]:
+        """Return the weight in float32, some of the outputs at a time."""
+        weight = self.weight.T if self._is_transposed else self.weight
+        step = max(1, _PIECE // weight.shape[1])
+        for start in range(0, len(weight), step):
+            rows = slice(start, min(start + step, len(weight)))
+            if self.packed is None:
+                yield weight[rows].float()
+            else:
+                yield torch.from_numpy(self.packed.dequantised(rows))
 
 
 class StoredWeights:
     """All large weights of a model, each as it is stored."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.layers = {m: StoredLayer(m) for m in model.modules() if _is_readable(m)}
+    def __init__(
+        self, model: torch.nn.Module, packed: Mapping[torch.nn.Module, PackedWeight] | None = None
+    ) -> None:
+        """Read a model; the weights of modules in ``packed``, which are readable, are these."""
+        packed = {} if packed is None else packed
+        weights = {
+            module: weight.in_bytes() if isinstance(module, torch.nn.Embedding) else weight
+            for module, weight in packed.items()
+        }
+        self._packed, stand_ins = _stand_ins(weights)
+        self.layers = {
+            module: StoredLayer(module, weights.get(module), stand_ins.get(module))
+            for module in model.modules()
+            if is_readable(module)
+        }
         for layer in self.layers.values():
             layer.hide()
         for module in model.modules():
@@ -113,6 +152,19 @@ class StoredWeights:
             own = module.parameters(recurse=False) if layer is None else [layer.weight]
             weights |= {weight.data_ptr(): weight.numel() for weight in own}
         return 4 * sum(weights.values())
+
+    def put_packed(self, model: Any) -> None:
+        """Put the packed weights into a traced model, where it has what stood for them.
+
+        The model refers to them, and they have to be kept for as long.
+        """
+        for node in model.get_ordered_ops():
+            if node.get_type_name() != "Constant" or node.get_byte_size() < _STAND_IN:
+                continue
+            weight = self._packed.get(node.data.ctypes.data)
+            if weight is not None:
+                _replace(node, weight.part(slice(node.get_output_shape(0)[0])))
+        model.validate_nodes_and_infer_types()
 
     @contextmanager
     def extensions(self) -> Iterator[list[ModuleExtension]]:
@@ -148,7 +200,40 @@ class StoredWeights:
                 del module.forward
 
 
-def _is_readable(module: torch.nn.Module) -> bool:
+def _stand_ins(
+    packed: Mapping[torch.nn.Module, PackedWeight],
+) -> tuple[dict[int, PackedWeight], dict[torch.nn.Module, torch.Tensor]]:
+    """Return weights by the address of what stands for them in a trace, and that for each module.
+
+    All are in the same memory, which is never read and so takes none; they begin at different
+    addresses.
+    """
+    distinct = {id(weight): weight for weight in packed.values()}
+    places = {key: number * _STAND_IN // 2 for number, key in enumerate(distinct)}
+    largest = max((prod(weight.shape) for weight in distinct.values()), default=0)
+    memory = torch.empty(largest + len(distinct) * _STAND_IN // 2, dtype=torch.bfloat16)
+    tensors = {
+        key: memory[places[key] :][: prod(weight.shape)].view(weight.shape)
+        for key, weight in distinct.items()
+    }
+    addresses = {tensors[key].data_ptr(): weight for key, weight in distinct.items()}
+    parameters = {key: torch.nn.Parameter(t, requires_grad=False) for key, t in tensors.items()}
+    return addresses, {module: parameters[id(weight)] for module, weight in packed.items()}
+
+
+def _replace(constant: Any, weight: PackedWeight) -> None:
+    """Have what uses a constant use a packed weight instead."""
+    value = constant.output(0)
+    uses = value.get_target_inputs()
+    if len(uses) == 1 and next(iter(uses)).get_node().get_type_name() == "Convert":
+        value = next(iter(uses)).get_node().output(0)
+    for consumer in value.get_target_inputs():
+        is_table = consumer.get_node().get_type_name() == "Gather"
+        replacement = table_weight(weight) if is_table else product_weight(weight)
+        consumer.replace_source_output(replacement)
+
+
+def is_readable(module: torch.nn.Module) -> bool:
     """Return whether a module does just what its kind does."""
     for kind in _LAYERS:
         if isinstance(module, kind):
