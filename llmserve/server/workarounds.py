@@ -42,7 +42,7 @@ FILES_GONE = Workaround(
     _EMBEDDED,
     (
         "workarounds:withdraw_model",
-        "keep.loads:_follow_unload",
+        "keep.load_and_unload:_follow_unload",
         "server:Server.load",
         "run.guard:_end_loading",
     ),
@@ -54,8 +54,8 @@ STUCK_STUB = Workaround(
     (
         "run.log:ServerLog",
         "keep.deaths:_check_loading",
-        "keep.loads:_follow_load",
-        "keep.loads:_check_whether_gone",
+        "keep.load_and_unload:_follow_load",
+        "keep.load_and_unload:_check_whether_gone",
     ),
     "a stub that cannot start (no libpython) is reported as `failed to load`",
 )
@@ -69,7 +69,7 @@ TRIED_AGAIN = Workaround(
 UNREADABLE = Workaround(
     "With polling, nothing is reported of a configuration that cannot be read.",
     _EMBEDDED,
-    ("keep.reconciler:Reconciler._check", "keep.loads:_check_whether_gone"),
+    ("keep.reconciler:Reconciler._check", "keep.load_and_unload:_check_whether_gone"),
     "the repository index has the reason for such a model",
 )
 CRASHED = Workaround(
@@ -124,14 +124,14 @@ COUNTED_FOREVER = Workaround(
 UNLOADED_AT_WORK = Workaround(
     "It can crash when it unloads a model while one of its threads ends the last request.",
     _EMBEDDED,
-    ("keep.demand:Demand", "keep.loads:_is_idle"),
+    ("keep.demand:Demand", "keep.load_and_unload:_is_idle"),
     "200 reloads of a model with four clients leave Triton alive",
 )
 NEVER_ENDED = Workaround(
     "A request whose client left at the last moment stays forever, and with it the processes of "
     "its model, after that is unloaded.",
     _EMBEDDED,
-    ("keep.loads:_check_whether_ended",),
+    ("keep.load_and_unload:_check_whether_ended",),
     "clients that disconnect at random, and then an unload, leave no process of the model",
 )
 FORGOTTEN_EARLY = Workaround(

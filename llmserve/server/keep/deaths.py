@@ -56,7 +56,7 @@ def _notice_start(triton: TritonMemory, seen: TritonPicture, now: float) -> None
     triton.starts += 1
     triton.is_renewable = start.is_renewable
     triton.loading_at = now
-    for unload in triton.unloads.values():
+    for unload in triton.unloading.values():
         if unload.model in started:
             unload.start = triton.starts
     triton.triton.loaded(now)
@@ -162,7 +162,7 @@ def _restart_without(triton: TritonMemory, model: ModelMemory, now: float) -> No
     if triton.on_demand:
         # Whoever asks for it has it tried again.
         model.cost_restart = True
-        triton.unloads.pop(model.name, None)
+        triton.unloading.pop(model.name, None)
         triton.want_restart(now, why)
     else:
         triton.lost(now, why, fault=False)
@@ -171,14 +171,14 @@ def _restart_without(triton: TritonMemory, model: ModelMemory, now: float) -> No
 def _answers_meanwhile(triton: TritonMemory, model: ModelMemory, seen: TritonPicture) -> bool:
     """Return whether the process that has died was another than those that answer until then."""
     of_it, before = seen.of(model.name), _former_processes(triton, model)
-    return bool(not of_it.loads and before and before <= of_it.processes)
+    return bool(not of_it.is_loaded and before and before <= of_it.processes)
 
 
 def _former_processes(triton: TritonMemory, model: ModelMemory) -> frozenset[int]:
     """Return the processes that a model had before the load that is under way."""
     former = (
         load.former_processes.get(model.name, frozenset())
-        for load in triton.loads.values()
+        for load in triton.loading.values()
         if load.start == triton.starts
     )
     return next(filter(None, former), frozenset())
@@ -188,7 +188,7 @@ def _check_loading(
     triton: TritonMemory, model: ModelMemory, seen: TritonPicture, now: float
 ) -> list[Action]:
     loading = seen.of(model.name)
-    if loading.loads:
+    if loading.is_loaded:
         model.died_at, model.served, model.cost_restart = None, True, False
         model.loaded(now)
         triton.emptied = False
@@ -262,7 +262,7 @@ def _hear(triton: TritonMemory, canary: Canary, seen: TritonPicture, now: float)
         return []
     model = triton.models.get(canary.model)
     # If it was loaded again meanwhile, that was about a process that has gone.
-    if model is None or canary.loads not in (-1, seen.of(model.name).all_loads):
+    if model is None or canary.load_number not in (-1, seen.of(model.name).load_number):
         return []
     was_alive = model.alive
     hear(model, canary, now)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.contract.report import State
-from llmserve.server.keep import deaths, loads, orders
+from llmserve.server.keep import deaths, load_and_unload, orders
 from llmserve.server.keep.actions import Action, StartFrontend, Tell
 from llmserve.server.keep.demand import Demand, LoadEverywhere, UnloadEverywhere
 from llmserve.server.keep.desired import Desired
@@ -29,7 +29,7 @@ def decide(desired: Desired, picture: Picture, memory: Memory) -> list[Action]:
     for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
         actions += deaths.notice(triton, seen, picture.now)
     for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
-        actions += loads.follow(triton, seen, picture.now)
+        actions += load_and_unload.follow(triton, seen, picture.now)
     actions += decide_wishes(desired, picture, memory)
     for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
         actions += deaths.revive(triton, seen, picture.now)
@@ -53,11 +53,11 @@ def decide_wishes(desired: Desired, picture: Picture, memory: Memory) -> list[Ac
             parts = picture.parts.get(step.model, ())
             for triton in models.serving:
                 seen = picture.tritons[triton.number]
-                actions += loads.begin_load(triton, seen, step.model, parts, now)
+                actions += load_and_unload.begin_load(triton, seen, step.model, parts, now)
         elif isinstance(step, UnloadEverywhere):
             for triton in models.serving:
-                if triton.takes_memory(step.model) and step.model not in triton.unloads:
-                    loads.begin_unload(triton, step.model, now)
+                if triton.takes_memory(step.model) and step.model not in triton.unloading:
+                    load_and_unload.begin_unload(triton, step.model, now)
         else:
             actions.append(step)
     return actions

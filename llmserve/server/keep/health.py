@@ -108,7 +108,7 @@ class Evidence(Protocol):
     def seconds(self) -> Mapping[str, float]:
         """Return the processor time that each model has used, if that can be seen."""
 
-    def loads(self, name: str) -> int:
+    def load_number(self, name: str) -> int:
         """Return a number that is another one once a model's process has been replaced."""
 
     def has_processes(self, name: str) -> bool:
@@ -182,7 +182,7 @@ class Monitor:
 
     async def _ask(self, model: Asked) -> None:
         name, client = model.name, self._client()
-        loads = self._evidence.loads(name)
+        load_number = self._evidence.load_number(name)
         try:
             info = await client.model(name)
             if not info.task:
@@ -194,7 +194,7 @@ class Monitor:
             if found is Finding.DIED:
                 if not self._evidence.has_processes(name):
                     # Certain, unless the answer is about a process that has been replaced since.
-                    if model.alive and self._evidence.loads(name) == loads:
+                    if model.alive and self._evidence.load_number(name) == load_number:
                         model.died(time.monotonic(), "its process has died")
                     return
                 # Triton says the same of one that only hangs.
@@ -203,7 +203,7 @@ class Monitor:
                 answers = await self._evidence.answers()
                 if not self._has_worked(name, answers, self._evidence.seconds()):
                     # If it is loaded again meanwhile, that was about a process that has gone.
-                    if model.alive and self._evidence.loads(name) == loads:
+                    if model.alive and self._evidence.load_number(name) == load_number:
                         model.missed(time.monotonic(), why)
                     return
             if found is Finding.FAILED:

@@ -133,8 +133,8 @@ class TritonMemory:
     lines: list[str] = field(default_factory=list)
     """What is to be told."""
     models: dict[str, ModelMemory] = field(default_factory=dict)
-    loads: dict[str, LoadUnderWay] = field(default_factory=dict)
-    unloads: dict[str, UnloadUnderWay] = field(default_factory=dict)
+    loading: dict[str, LoadUnderWay] = field(default_factory=dict)
+    unloading: dict[str, UnloadUnderWay] = field(default_factory=dict)
     starts: int = 0
     emptied: bool = False
     """Whether a user has unloaded the last model that could answer: that is no failure."""
@@ -164,7 +164,7 @@ class TritonMemory:
         needed = {part for other in others for part in (*other.parts, *other.former)}
         # One that has failed is still followed, with its parts, until that is noticed.
         needed |= {
-            part for load in self.loads.values() if load.model != name for part in load.names
+            part for load in self.loading.values() if load.model != name for part in load.names
         }
         model = self.models.get(name)
         own = (*model.parts, *model.former) if model else ()
@@ -216,12 +216,12 @@ class TritonMemory:
 
     def is_changing(self, name: str) -> bool:
         """Return whether a model is being loaded or unloaded."""
-        return name in self.loads or name in self.unloads
+        return name in self.loading or name in self.unloading
 
     def takes_memory(self, name: str) -> bool:
         """Return whether a model, or a part that it alone has, takes memory, at work or not."""
-        if name in self.unloads or (model := self.models.get(name)) is None:
-            return name in self.unloads
+        if name in self.unloading or (model := self.models.get(name)) is None:
+            return name in self.unloading
         if model.state is State.FAILED:
             parts = (self.models.get(part) for part in self.own_parts(name))
             return any(part and not part.state.is_down for part in parts)
@@ -232,7 +232,7 @@ class TritonMemory:
         """The models that are loaded or unloaded, of which more has to be seen."""
         return frozenset(
             name
-            for changes in (self.loads, self.unloads)
+            for changes in (self.loading, self.unloading)
             for change in changes.values()
             for name in change.names
         )
@@ -240,8 +240,8 @@ class TritonMemory:
     @property
     def to_be_asked(self) -> frozenset[str]:
         """The models of which Triton is asked whether it takes requests for them."""
-        loaded = {load.model for load in self.loads.values() if load.loaded_at is not None}
-        dropped = (u.dropped for u in self.unloads.values() if u.stage is Stage.GONE)
+        loaded = {load.model for load in self.loading.values() if load.loaded_at is not None}
+        dropped = (u.dropped for u in self.unloading.values() if u.stage is Stage.GONE)
         return frozenset(loaded.union(*dropped))
 
     def take_lines(self) -> list[Action]:
@@ -292,9 +292,9 @@ class Memory:
     @property
     def changes(self) -> set[tuple[int, str]]:
         """What is loaded and unloaded at the moment, and in which Triton."""
-        return {(t.number, name) for t in self.tritons for name in (*t.loads, *t.unloads)}
+        return {(t.number, name) for t in self.tritons for name in (*t.loading, *t.unloading)}
 
     @property
     def is_about_to_end(self) -> bool:
         """Whether something is waited for that takes a moment, and not as long as a load."""
-        return any(triton.unloads or triton.to_be_asked for triton in self.tritons)
+        return any(triton.unloading or triton.to_be_asked for triton in self.tritons)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,12 +64,21 @@ class RunningTriton:
     """The models that it is kept from trying again and again."""
 
     def __post_init__(self) -> None:
-        self.take_over(self.server)
+        self.log = ServerLog(self.server.log_file)
+        self._earlier_loads: Counter[str] = Counter()
+        self._starts = 0
 
     def take_over(self, server: Server) -> None:
+        """Go on with a server that was started in place of this one."""
+        self._starts += 1
+        self._earlier_loads += self.log.loads
         self.server = server
         self.log = ServerLog(server.log_file)
         self.not_asked = {}
+
+    def load_number(self, name: str) -> int:
+        """Return which of its loads a model has: another number after each, and after a start."""
+        return self._starts + self._earlier_loads[name] + self.log.loads[name]
 
     @property
     def is_seen(self) -> bool:
@@ -82,7 +92,7 @@ class _Listener:
 
     name: str
     heard: list[Canary]
-    loads: int = -1
+    load_number: int = -1
     alive: bool = True
 
     def answered(self, _: float) -> None:
@@ -98,7 +108,7 @@ class _Listener:
         self._hear(Heard.WORKS, why)
 
     def _hear(self, heard: Heard, why: str = "") -> None:
-        self.heard.append(Canary(heard, self.name, why, self.loads))
+        self.heard.append(Canary(heard, self.name, why, self.load_number))
 
 
 class TritonObserver:
@@ -196,8 +206,8 @@ class TritonObserver:
         return ModelPicture(
             has_folder=(running.settings.repository / name).is_dir(),
             not_asked=running.not_asked.get(name, ""),
-            all_loads=log.loads[name],
-            loads=log.loads_since(name),
+            load_number=running.load_number(name),
+            is_loaded=log.loads_since(name) > 0,
             failure=log.failures.get(name, ""),
             raised=log.raised.get(name, ""),
             is_loading=is_loading,
@@ -263,7 +273,7 @@ class TritonObserver:
         parts = {part for model in models.values() for part in model.parts}
         for name, model in models.items():
             if model.alive and name not in parts:
-                yield _Listener(name, self._heard, self._running.log.loads[name])
+                yield _Listener(name, self._heard, self._running.load_number(name))
 
     def _connected(self) -> AsyncClient:
         if self._client is None:
@@ -301,8 +311,8 @@ class TritonObserver:
         names, stubs = [*self._memory.models], self._running.server.stubs
         return {name: sum(map(stubs.seconds, self._memory.with_parts(name))) for name in names}
 
-    def loads(self, name: str) -> int:
-        return self._running.log.loads[name] if name in self._memory.models else -1
+    def load_number(self, name: str) -> int:
+        return self._running.load_number(name) if name in self._memory.models else -1
 
     def has_processes(self, name: str) -> bool:
         repository = Repository.open(self._running.settings.repository)

@@ -6,7 +6,7 @@ from llmserve.errors import LLMServeError, ServerError
 from llmserve.names import near
 from llmserve.server.keep.actions import Action, Fulfil, Refuse
 from llmserve.server.keep.desired import Desired, Order
-from llmserve.server.keep.loads import begin_load, begin_unload
+from llmserve.server.keep.load_and_unload import begin_load, begin_unload
 from llmserve.server.keep.memory import Memory, OrderMemory, TritonMemory
 from llmserve.server.keep.picture import Picture
 

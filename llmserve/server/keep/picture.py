@@ -16,11 +16,10 @@ class ModelPicture:
     has_folder: bool = True
     not_asked: str = ""
     """Why Triton could not be asked to load it, as without space for the files that tell it."""
-    all_loads: int = 0
-    """How often the log says that it was loaded, whoever has asked."""
+    load_number: int = 0
+    """Which of its loads this is: another number once its processes have been replaced."""
     # Triton's log, since Triton was last asked to load the model.
-    loads: int = 0
-    """How often it was loaded."""
+    is_loaded: bool = False
     failure: str = ""
     """Why it could not be loaded."""
     raised: str = ""
@@ -72,8 +71,8 @@ class Canary:
     heard: Heard
     model: str = ""
     why: str = ""
-    loads: int = -1
-    """How often the model had been loaded, of which that was asked."""
+    load_number: int = -1
+    """Which load of the model was asked."""
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ class Reconciler:
         models = (
             replace(
                 model.report(),
-                loads=running.log.loads[model.name],
+                loads=running.load_number(model.name),
                 failing=observer.failing(model.name),
             )
             for model in memory.models.values()

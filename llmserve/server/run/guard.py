@@ -233,12 +233,16 @@ def _handles_term(process: int) -> bool:
 
 
 def members(group: int) -> set[int]:
-    """Return the processes of a group."""
+    """Return the processes of a group.
+
+    All of the machine are looked at, four times a second: a glob takes nearly twice as long.
+    """
     processes = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getpgid(int(entry.name)) == group:
-                processes.add(int(entry.name))
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            with suppress(ValueError, OSError):
+                if os.getpgid(process := int(entry.name)) == group:
+                    processes.add(process)
     return processes
 
 

@@ -168,7 +168,7 @@ class Triton:
         return ModelPicture(
             has_folder=name not in self.world.removed,
             not_asked=self.world.not_asked if model.loads_at is None and not model.loads else "",
-            all_loads=model.all_loads, loads=model.loads, failure=model.failure,
+            load_number=model.all_loads, is_loaded=model.loads > 0, failure=model.failure,
             is_loading=model.loads_at is not None,
             is_hopeless=model.failure.startswith("ImportError"),
             is_unhealthy="did not respond" in model.failure,

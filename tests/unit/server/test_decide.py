@@ -78,7 +78,7 @@ def test_what_is_seen_of_a_model_that_answers(
 @pytest.mark.parametrize(
     ("seen", "served", "state", "expected"),
     [
-        (ModelPicture(loads=1), False, State.READY, []),
+        (ModelPicture(is_loaded=True), False, State.READY, []),
         (ModelPicture(failure="RuntimeError: busy"), True, State.RESTARTING,
          [GiveUp(0, "a", loaded_before=True)]),
         (ModelPicture(failure="ImportError: no acme", is_hopeless=True), True, State.FAILED,
@@ -206,8 +206,8 @@ def test_a_model_that_misses_two_canaries_is_ended_with_its_parts(
 def test_what_a_canary_heard_of_a_process_that_was_replaced_ends_no_other() -> None:
     memory = one_triton("a")
     for heard in (Heard.MISSED, Heard.MISSED, Heard.DIED):
-        canary = Canary(heard, "a", "no answer", loads=1)
-        decided(memory, TritonPicture({"a": ModelPicture(all_loads=2)}, canaries=(canary,)))
+        canary = Canary(heard, "a", "no answer", load_number=1)
+        decided(memory, TritonPicture({"a": ModelPicture(load_number=2)}, canaries=(canary,)))
     assert memory.models["a"].state is State.READY
 
 

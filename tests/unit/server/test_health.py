@@ -60,7 +60,7 @@ class Model:
     def seconds(self) -> Mapping[str, float]:
         return {"m": self.used}
 
-    def loads(self, name: str) -> int:
+    def load_number(self, name: str) -> int:
         return self.starts
 
     def has_processes(self, name: str) -> bool:

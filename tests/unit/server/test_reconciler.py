@@ -197,7 +197,7 @@ def test_a_triton_that_cannot_unload_a_model_any_more_ends_no_server(folder: Pat
     async def scenario() -> None:
         one = kept(folder, Fixed(folder / "log", "a", "b"))
         order = asyncio.create_task(one.order("unload", "a"))
-        await until(one, lambda: one.memory.tritons[0].unloads)
+        await until(one, lambda: one.memory.tritons[0].unloading)
         for _ in range(3):
             one.step()
             await asyncio.sleep(0.01)
@@ -308,6 +308,20 @@ def test_a_server_that_has_loaded_goes_on_without_its_socket(folder: Path) -> No
 
 
 # What shows that a model is alive
+
+
+def test_every_process_of_a_model_has_another_number(folder: Path) -> None:
+    """What a canary has heard of one must not end another, in a Triton that was started again."""
+    log = folder / "log"
+    running = RunningTriton(ServerSettings(folder / "repo"), Triton(log, "a"))  # type: ignore[arg-type]
+    numbers = []
+    for loads in (0, 2, 0, 1):
+        for _ in range(loads):
+            running.server.renew("a")
+        running.log.read()
+        numbers.append(running.load_number("a"))
+        running.take_over(Triton(log, "a"))  # type: ignore[arg-type]
+    assert numbers == [0, 3, 4, 6]
 
 
 @pytest.fixture

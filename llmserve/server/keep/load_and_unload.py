@@ -47,13 +47,13 @@ def begin_load(
     if model.alive:
         # Its clients did not ask for that.
         triton.lines.append(f"{name}: is loaded again, as a user asks")
-    load = triton.loads[name] = LoadUnderWay(
+    load = triton.loading[name] = LoadUnderWay(
         names, now, triton.starts, former=tuple(former), tries=tries, was_served=model.served,
         former_processes={each: seen.of(each).processes for each in names},
     )  # fmt: skip
     for each in names:
         triton.models[each].load_requested(now)
-    for unload in triton.unloads.values():
+    for unload in triton.unloading.values():
         # A part that is not dropped yet is needed again.
         unload.names = (
             unload.model,
@@ -70,7 +70,7 @@ def begin_unload(triton: TritonMemory, name: str, now: float) -> None:
     From now on, it gets no canaries, and a Triton that is restarted does not load it.
     """
     names = (name, *triton.own_parts(name))
-    triton.loads.pop(name, None)
+    triton.loading.pop(name, None)
     for part in names[1:]:
         triton.models.pop(part, None)
     # One on demand stays on offer; requests of others than its holders may be about to end.
@@ -82,23 +82,23 @@ def begin_unload(triton: TritonMemory, name: str, now: float) -> None:
     else:
         triton.models.pop(name)
         triton.emptied = all(m.state is State.FAILED for m in triton.models.values())
-    triton.unloads[name] = UnloadUnderWay(names, now, triton.starts, stage)
+    triton.unloading[name] = UnloadUnderWay(names, now, triton.starts, stage)
 
 
 def follow(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Action]:
     """Go on with what is loaded and unloaded."""
     if triton.is_given_up:
-        for name in triton.loads:
+        for name in triton.loading:
             triton.models[name].refused = "Triton has ended"
-        triton.loads.clear()
-        triton.unloads.clear()
+        triton.loading.clear()
+        triton.unloading.clear()
         return []
     if seen.is_busy or triton.starting or not triton.triton.alive:
         return []
     actions: list[Action] = []
-    for loading in list(triton.loads.values()):
+    for loading in list(triton.loading.values()):
         actions += _follow_load(triton, loading, seen, now)
-    for unloading in list(triton.unloads.values()):
+    for unloading in list(triton.unloading.values()):
         if triton.triton.alive:
             actions += _follow_unload(triton, unloading, seen, now)
     return actions
@@ -117,7 +117,7 @@ def _follow_load(
     if why := _why_it_failed(triton, load, seen):
         return _fail(triton, load, seen, why, now)
     # A Triton that was restarted meanwhile has loaded it.
-    is_loaded = load.start != triton.starts or all(seen.of(name).loads for name in load.names)
+    is_loaded = load.start != triton.starts or all(seen.of(name).is_loaded for name in load.names)
     if model.alive and not is_loaded:
         if now - max(load.since, triton.loading_at) > RELOAD_BEGINS:
             triton.lost(now, f"Triton does not load {load.model}")
@@ -150,7 +150,7 @@ def _fail(
 ) -> list[Action]:
     """Have nothing of a model that failed to load take memory; an earlier build of it stays."""
     name, model, actions = load.model, triton.models[load.model], list[Action]()
-    del triton.loads[name]
+    del triton.loading[name]
     if load.was_served and not triton.on_demand:
         model.refused = why
         triton.lines.append(f"{name}: failed to load again, and runs as before: {why}")
@@ -178,7 +178,7 @@ def _fail(
         triton.lines.append(f"{name}: is loaded again, since it did not respond")
     else:
         model.refused = why
-    triton.unloads[name] = UnloadUnderWay(
+    triton.unloading[name] = UnloadUnderWay(
         (name, *parts), now, triton.starts, again=model.parts if again else None,
         tries=load.tries + 1, quiet=True, dropped=(name,), dropped_at=now,
     )  # fmt: skip
@@ -199,8 +199,10 @@ def _finish_load(
             triton.models.pop(part, None)
         if is_needed and now - load.since < _FORMER_NEEDED:
             return []
-        triton.unloads[load.former[0]] = UnloadUnderWay(load.former, now, triton.starts, quiet=True)
-    del triton.loads[load.model]
+        triton.unloading[load.former[0]] = UnloadUnderWay(
+            load.former, now, triton.starts, quiet=True
+        )
+    del triton.loading[load.model]
     return []
 
 
@@ -307,7 +309,7 @@ def _finish_unload(
 ) -> list[Action]:
     if any(seen.of(name).is_being_withdrawn for name in unload.names):
         return []
-    del triton.unloads[unload.model]
+    del triton.unloading[unload.model]
     if unload.again is not None:
         return begin_load(triton, seen, unload.model, unload.again, now, unload.tries)
     if not unload.quiet:
