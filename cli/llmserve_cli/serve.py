@@ -32,8 +32,8 @@ from llmserve_cli.triton_flags import triton_arguments
 if TYPE_CHECKING:
     from llmserve.plugin import Repository
     from llmserve.server import LoadProgress, OnDemand, Server, ServerSettings
+    from llmserve.server.keep.start_report import StartReport
     from llmserve.server.run.frontend import RunningFrontend
-    from llmserve.server.run.loading import Loading
     from llmserve_cli.frontends import RequestedFrontends
 
 
@@ -137,8 +137,8 @@ def serve(
     # Before the pinned models are loaded, which are part of it.
     on_demand = on_demand and limited(on_demand)
     # Imported only now, so that problems are reported in less than a second.
+    from llmserve.server.keep.start_report import StartReport
     from llmserve.server.keep.supervisor import Supervisor
-    from llmserve.server.run.loading import Loading
 
     # SIGTERM comes from service managers. SIGINT must work in a background job too.
     raise_on_interrupt(signal.SIGTERM, signal.SIGINT)
@@ -158,7 +158,7 @@ def serve(
             stack.enter_context(one_log(replica, keep=lambda: bool(went_wrong())))
             for replica in settings_of_each(settings)
         ]
-        loading = Loading(replicas[0])
+        loading = StartReport(replicas[0])
         control = stack.enter_context(_announced(loading))
         with Status("starting Triton") as status:
 
@@ -205,7 +205,7 @@ def _refuse_missing_keys(keys: Path | None) -> None:
 
 
 @contextmanager
-def _announced(loading: Loading) -> Iterator[Path | None]:
+def _announced(loading: StartReport) -> Iterator[Path | None]:
     """List the server for the commands that look for one, from now on."""
     from llmserve.server.keep.control import announced
 

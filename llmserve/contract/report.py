@@ -111,7 +111,7 @@ class ModelReport(PartReport):
     """A model of one Triton, or the best of those of all replicas."""
 
     loads: int | None = None
-    """How often it was loaded: another number once its process has been replaced."""
+    """Which of its loads this is: another number once its process has been replaced."""
     failing: str = ""
     """Why it fails its canary requests, although it is alive."""
     note: str = ""

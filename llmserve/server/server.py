@@ -177,7 +177,7 @@ class Server:
                 for name in reversed(new):
                     self.drop(name)
                 for name in failed.difference(new):
-                    self.give_up(name, loaded_before=True)
+                    self.stop_trying(name, loaded_before=True)
                 raise ServerError(
                     "; ".join(f"model {n!r} failed to load: {log.failures[n]}" for n in failed),
                     hint=f"see {self.log_file}",
@@ -220,7 +220,7 @@ class Server:
         self._require_renewable()
         unlink_model(self._links / name)
 
-    def give_up(self, name: str, *, loaded_before: bool) -> None:
+    def stop_trying(self, name: str, *, loaded_before: bool) -> None:
         """Keep Triton from trying again and again to load a model that has failed to load.
 
         If it was ``loaded_before``, that one stays. Otherwise, this takes a few seconds.

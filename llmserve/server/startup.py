@@ -247,11 +247,11 @@ def start_all(
     """Start all servers at once and return when all are ready; if one fails, stop the others."""
     if len(each) == 1:
         return [start(each[0], on_progress=on_progress, notify=notify)]
-    given_up = threading.Event()
+    one_failed = threading.Event()
 
     def start_replica(number: int) -> Server:
         def check(progress: LoadProgress) -> None:
-            if given_up.is_set():
+            if one_failed.is_set():
                 raise ServerError("interrupted")
             if not number:
                 on_progress(progress)
@@ -268,7 +268,7 @@ def start_all(
                 done.result()
             return [future.result() for future in starts]
         except BaseException:
-            given_up.set()
+            one_failed.set()
             for future in starts:
                 with suppress(LLMServeError):
                     future.result().stop(grace=0.0)

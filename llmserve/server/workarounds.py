@@ -63,7 +63,7 @@ TRIED_AGAIN = Workaround(
     "With polling, a model that failed to load is tried again at every check, and one is loaded "
     "again whenever another cannot be read.",
     _EMBEDDED,
-    ("workarounds:keep_model", "workarounds:withdraw_model", "keep.act:Actor._give_up"),
+    ("workarounds:keep_model", "workarounds:withdraw_model", "keep.act:Actor._stop_trying"),
     "a model that raises in `initialize` is loaded once, by the log",
 )
 UNREADABLE = Workaround(

@@ -176,7 +176,7 @@ NOT_YET_PUBLIC = {
     "llmserve.server.run.frontend.log_beside",
     "llmserve.server.run.guard.PR_SET_PDEATHSIG",
     "llmserve.server.run.guard.name_of_signal",
-    "llmserve.server.run.loading.Loading",
+    "llmserve.server.keep.start_report.StartReport",
     "llmserve.server.run.machine.note_of_memory",
     "llmserve.server.run.machine.too_large",
     "llmserve.server.run.tracing.trace_arguments",

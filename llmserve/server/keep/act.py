@@ -70,7 +70,7 @@ class Actor:
         | actions.Load
         | actions.Drop
         | actions.Kill
-        | actions.GiveUp,
+        | actions.StopTrying,
         running: RunningTriton,
     ) -> None:
         match action:
@@ -84,9 +84,9 @@ class Actor:
                         running.server.drop(name)
             case actions.Kill(model=name, processes=processes, is_death=is_death):
                 running.server.stubs.kill(name, processes, is_death=is_death)
-            case actions.GiveUp(model=name, loaded_before=before):
+            case actions.StopTrying(model=name, loaded_before=before):
                 running.withdrawn.add(name)
-                self._begin(self._give_up(running, name, loaded_before=before))
+                self._begin(self._stop_trying(running, name, loaded_before=before))
             case actions.Start(number, names):
                 running.is_busy = True
                 self._begin(self._start(running, number, names))
@@ -127,11 +127,11 @@ class Actor:
                 running.not_asked[name] = _why(error)
                 return
 
-    async def _give_up(self, running: RunningTriton, name: str, *, loaded_before: bool) -> None:
+    async def _stop_trying(self, running: RunningTriton, name: str, *, loaded_before: bool) -> None:
         """See workarounds.TRIED_AGAIN."""
         server = running.server
         try:
-            await asyncio.to_thread(server.give_up, name, loaded_before=loaded_before)
+            await asyncio.to_thread(server.stop_trying, name, loaded_before=loaded_before)
         finally:
             running.withdrawn.discard(name)
 

@@ -54,7 +54,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class StopTrying:
     """Have Triton try no more to load a model that has failed to load (TRIED_AGAIN)."""
 
     triton: int
@@ -107,6 +107,6 @@ class Fulfil:
 
 
 Action = (
-    Start | Stop | Load | Drop | Kill | GiveUp | StartFrontend | Tell | Grant | Inform | Refuse
+    Start | Stop | Load | Drop | Kill | StopTrying | StartFrontend | Tell | Grant | Inform | Refuse
     | Fulfil
 )  # fmt: skip

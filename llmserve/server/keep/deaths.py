@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmserve.contract.report import State
 from llmserve.server.find.launch import POLL
-from llmserve.server.keep.actions import Action, GiveUp, Kill, Load, Start, Stop
+from llmserve.server.keep.actions import Action, Kill, Load, Start, Stop, StopTrying
 from llmserve.server.keep.memory import ModelMemory, TritonMemory
 from llmserve.server.keep.picture import Canary, Heard, TritonPicture
 from llmserve.server.keep.states import Watch
@@ -23,7 +23,7 @@ def notice(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Action
     actions: list[Action] = []
     if seen.start is not None:
         _notice_start(triton, seen, now)
-    if seen.is_busy or triton.is_given_up or triton.starting:
+    if seen.is_busy or triton.stays_down or triton.starting:
         return actions
     if seen.ended:
         was_alive = triton.triton.alive
@@ -142,7 +142,7 @@ def _end_load(
             model.failed(now, why_late(triton))
         return [
             Kill(triton.number, model.name, processes - answering if answering else None),
-            GiveUp(triton.number, model.name, model.served),
+            StopTrying(triton.number, model.name, model.served),
         ]
     if now - model.ended_late > DEATH_REPORTED:
         if not model.state.is_down:
@@ -201,7 +201,7 @@ def _check_loading(
             model.died(now, f"it failed to load: {why}")
         else:
             model.failed(now, f"it failed to load: {why}")
-        return [GiveUp(triton.number, model.name, model.served)]
+        return [StopTrying(triton.number, model.name, model.served)]
     elif loading.raised and not model.served:
         # Triton reports that when its process has ended, and loads nothing before.
         model.raised_at = model.raised_at or now
@@ -220,7 +220,7 @@ def _check_loading(
         else:
             # A new model is not worth the cost of a restart for the others.
             model.failed(now, "Triton does not begin to load it")
-            return [GiveUp(triton.number, model.name, model.served)]
+            return [StopTrying(triton.number, model.name, model.served)]
     return []
 
 
@@ -296,7 +296,7 @@ def revive(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Action
     """Start again what has ended, once its wait is over."""
     if seen.is_busy or triton.starting:
         return []
-    if triton.is_given_up:
+    if triton.stays_down:
         is_first, triton.has_stopped = not triton.has_stopped, True
         return [Stop(triton.number)] if is_first else []
     if triton.triton.state is State.RESTARTING:

@@ -46,7 +46,7 @@ def decide_wishes(desired: Desired, picture: Picture, memory: Memory) -> list[Ac
     models, now = Everywhere(memory.tritons, picture.sizes), picture.now
     for triton in memory.tritons:
         _restart_if_wanted(triton, now, in_use=memory.demand.is_in_use)
-    _withdraw_gone(memory, memory.demand, models, picture)
+    _remove_gone(memory, memory.demand, models, picture)
     actions: list[Action] = []
     for step in memory.demand.decide(desired, models, now):
         if isinstance(step, LoadEverywhere):
@@ -72,7 +72,7 @@ class Everywhere:
 
     @property
     def serving(self) -> list[TritonMemory]:
-        return [triton for triton in self.tritons if not triton.is_given_up]
+        return [triton for triton in self.tritons if not triton.stays_down]
 
     @property
     def is_paused(self) -> bool:
@@ -107,19 +107,19 @@ class Everywhere:
 
 def _restart_if_wanted(triton: TritonMemory, now: float, *, in_use: bool) -> None:
     """Restart what is to be restarted, if its models have nothing to do, or for too long."""
-    if triton.restart_wanted is not None and not triton.is_given_up:
+    if triton.restart_wanted is not None and not triton.stays_down:
         since, why = triton.restart_wanted
         if not in_use or now - since > _PATIENCE:
             triton.lost(now, why, fault=False)
 
 
-def _withdraw_gone(memory: Memory, demand: Demand, models: Everywhere, picture: Picture) -> None:
+def _remove_gone(memory: Memory, demand: Demand, models: Everywhere, picture: Picture) -> None:
     """Offer no more what is not loaded and has no folder, as after `llmserve remove`."""
     before = memory.gone_since
     gone = [name for name in demand.offered if not picture.tritons[0].of(name).has_folder]
     memory.gone_since = {name: before.get(name, picture.now) for name in gone}
     for name, since in memory.gone_since.items():
-        if picture.now - since > deaths.GONE and demand.withdraw(name, models):
+        if picture.now - since > deaths.GONE and demand.offer_no_more(name, models):
             for triton in memory.tritons:
                 triton.models.pop(name, None)
 

@@ -120,7 +120,7 @@ class Demand:
         """Whether anybody holds a model."""
         return any(model.holds for model in self._models.values())
 
-    def withdraw(self, name: str, models: Models) -> bool:
+    def offer_no_more(self, name: str, models: Models) -> bool:
         """Offer a model no more that is not loaded, since it is gone; return whether it is."""
         model = self._models[name]
         if model.doing or model.holds or models.takes_memory(name):
@@ -206,7 +206,7 @@ class Demand:
     def _forget(self, gone: Hold | Order, now: float) -> None:
         self._known.discard(gone)
         if (model := self._models.get(gone.model)) is None:
-            return  # It was withdrawn meanwhile.
+            return  # It is not offered any more.
         if isinstance(gone, Hold) and gone in model.holds:
             model.holds.remove(gone)
             model.used_at = now

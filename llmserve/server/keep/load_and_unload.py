@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmserve.contract.report import State
-from llmserve.server.keep.actions import Action, Drop, GiveUp, Kill
+from llmserve.server.keep.actions import Action, Drop, Kill, StopTrying
 from llmserve.server.keep.deaths import RELOAD_BEGINS, ask_to_load, why_late
 from llmserve.server.keep.memory import LoadUnderWay, Stage, TritonMemory, UnloadUnderWay
 from llmserve.server.keep.picture import TritonPicture
@@ -87,7 +87,7 @@ def begin_unload(triton: TritonMemory, name: str, now: float) -> None:
 
 def follow(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Action]:
     """Go on with what is loaded and unloaded."""
-    if triton.is_given_up:
+    if triton.stays_down:
         for name in triton.loading:
             triton.models[name].refused = "Triton has ended"
         triton.loading.clear()
@@ -158,7 +158,7 @@ def _fail(
             part = triton.models[each]
             # Whoever ends one that takes too long has done that.
             if part.alive and part.ended_late is None and seen.of(each).failure:
-                actions.append(GiveUp(triton.number, each, loaded_before=True))
+                actions.append(StopTrying(triton.number, each, loaded_before=True))
         return actions
     did_not_respond = any(
         seen.of(each).is_unhealthy and triton.models[each].ended_late is None for each in load.names
@@ -166,7 +166,7 @@ def _fail(
     again = did_not_respond and load.tries < _TRIES
     if model.state is not State.FAILED:
         model.failed(now, why)
-        actions.append(GiveUp(triton.number, name, loaded_before=False))
+        actions.append(StopTrying(triton.number, name, loaded_before=False))
     own = {part: triton.models.pop(part, None) for part in triton.own_parts(name)}
     parts = [part for part, state in own.items() if state and state.state is not State.FAILED]
     if triton.restart_wanted is not None:

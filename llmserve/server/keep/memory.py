@@ -188,13 +188,13 @@ class TritonMemory:
         else:
             self.triton.interrupted(now, why)
         for model in self.models.values():
-            if not self.is_given_up:
+            if not self.stays_down:
                 model.interrupted(now, why)
             elif not model.state.is_down:
                 model.failed(now, why, DIED)
 
     @property
-    def is_given_up(self) -> bool:
+    def stays_down(self) -> bool:
         """Whether it is no longer restarted."""
         return self.triton.state is State.FAILED
 
@@ -207,7 +207,7 @@ class TritonMemory:
     def has_failed(self) -> bool:
         """Whether nothing that could answer is left here."""
         models = [model.state is State.FAILED for model in self.models.values()]
-        return self.is_given_up or (bool(models) and all(models) and not self.may_be_empty)
+        return self.stays_down or (bool(models) and all(models) and not self.may_be_empty)
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, or cannot be loaded, and why."""

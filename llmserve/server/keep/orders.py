@@ -16,14 +16,14 @@ def carry_out(desired: Desired, picture: Picture, memory: Memory) -> list[Action
     actions: list[Action] = []
     if memory.order is None or memory.order.order not in desired.orders:
         # Whoever gave an order may have gone; what it has begun goes on.
-        serving = [triton.number for triton in memory.tritons if not triton.is_given_up]
+        serving = [triton.number for triton in memory.tritons if not triton.stays_down]
         memory.order = OrderMemory(desired.orders[0], serving) if desired.orders else None
     if (order := memory.order) is None:
         return actions
     while order.left:
         triton = memory.tritons[order.left[0]]
         name = order.order.model
-        if triton.is_given_up:
+        if triton.stays_down:
             # The others go on, with the same models.
             order.left, order.has_begun = order.left[1:], False
             continue
@@ -45,7 +45,7 @@ def carry_out(desired: Desired, picture: Picture, memory: Memory) -> list[Action
             error = ServerError(f"model {name!r} failed to load: {why}", hint=hint)
             return [*actions, *_refuse(memory, error)]
         order.left, order.has_begun = order.left[1:], False
-    if all(triton.is_given_up for triton in memory.tritons):
+    if all(triton.stays_down for triton in memory.tritons):
         error = ServerError("Triton has ended", hint="see `llmserve status`")
         return [*actions, *_refuse(memory, error)]
     memory.order = None

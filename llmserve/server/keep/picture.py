@@ -36,7 +36,7 @@ class ModelPicture:
     is_stopped: bool = False
     """Whether a signal has stopped one of them for a while."""
     given_up: frozenset[int] = frozenset()
-    """Those for whose end Triton waits, and that load and do not end (GIVEN_UP)."""
+    """Those that load, that Triton has given up, and for whose end it waits (GIVEN_UP)."""
     # Only while it is loaded or unloaded.
     seconds: float = 0.0
     """The time of processors that they have used."""

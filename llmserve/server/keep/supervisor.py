@@ -71,7 +71,7 @@ class Supervisor:
                 while not self._end.is_set():
                     reconciler.step()
                     if reconciler.has_failed:
-                        self._give_up(reconciler)
+                        self._end_in_failure(reconciler)
                     waiting = asyncio.create_task(reconciler.wait())
                     await asyncio.wait({end, waiting}, return_when=asyncio.FIRST_COMPLETED)
                     waiting.cancel()
@@ -85,7 +85,7 @@ class Supervisor:
         """Shut down in order, as after a signal; asked for again, at once."""
         (self._second_signal if self._end.is_set() else self._end).set()
 
-    def _give_up(self, reconciler: Reconciler) -> None:
+    def _end_in_failure(self, reconciler: Reconciler) -> None:
         for line in reconciler.last_lines():
             self.notify(line)
         logs = ", ".join(str(server.log_file) for server in reconciler.servers)

@@ -355,7 +355,7 @@ class World:
                     triton.of(name).loads_at, triton.of(name).loading = None, set()
             case actions.Kill(model=name, processes=processes, is_death=is_death):
                 triton.end_processes(name, processes, is_death=is_death)
-            case actions.GiveUp(model=name):
+            case actions.StopTrying(model=name):
                 triton.of(name).withdrawn_at = self.now + 3.0
 
 

@@ -28,7 +28,7 @@ from llmserve.errors import (
 from llmserve.server import LoadProgress, ServerSettings
 from llmserve.server.keep import control
 from llmserve.server.keep.control import announced, ask, control_folder, listening, running_servers
-from llmserve.server.run.loading import Loading
+from llmserve.server.keep.start_report import StartReport
 from llmserve.testing import ScriptedTriton
 from llmserve_cli.group import cli
 
@@ -85,7 +85,7 @@ def refused(*words: str) -> LLMServeError:
 
 def test_a_server_is_listed_from_its_start_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "repo" / "demo").mkdir(parents=True)
-    loading = Loading(ServerSettings(tmp_path / "repo", grpc_port=0))
+    loading = StartReport(ServerSettings(tmp_path / "repo", grpc_port=0))
     with announced(loading.answer) as path:
         assert path.parent.stat().st_mode & 0o777 == 0o700
         ((found, status),) = running_servers()
@@ -116,7 +116,7 @@ def test_a_server_is_listed_from_its_start_to_its_end(tmp_path: Path) -> None:
 def test_a_model_may_appear_while_a_status_is_told(tmp_path: Path) -> None:
     """Another thread follows the start meanwhile."""
     (tmp_path / "repo" / "demo").mkdir(parents=True)
-    loading, ended = Loading(ServerSettings(tmp_path / "repo")), threading.Event()
+    loading, ended = StartReport(ServerSettings(tmp_path / "repo")), threading.Event()
 
     def follow() -> None:
         for number in range(2000):

@@ -12,12 +12,12 @@ from llmserve.contract.report import State
 from llmserve.server.keep import actions
 from llmserve.server.keep.actions import (
     Action,
-    GiveUp,
     Kill,
     Load,
     Start,
     StartFrontend,
     Stop,
+    StopTrying,
 )
 from llmserve.server.keep.decide import decide
 from llmserve.server.keep.desired import Desired, OnDemand
@@ -80,11 +80,11 @@ def test_what_is_seen_of_a_model_that_answers(
     [
         (ModelPicture(is_loaded=True), False, State.READY, []),
         (ModelPicture(failure="RuntimeError: busy"), True, State.RESTARTING,
-         [GiveUp(0, "a", loaded_before=True)]),
+         [StopTrying(0, "a", loaded_before=True)]),
         (ModelPicture(failure="ImportError: no acme", is_hopeless=True), True, State.FAILED,
-         [GiveUp(0, "a", loaded_before=True)]),
+         [StopTrying(0, "a", loaded_before=True)]),
         (ModelPicture(failure="RuntimeError: busy"), False, State.FAILED,
-         [GiveUp(0, "a", loaded_before=False)]),
+         [StopTrying(0, "a", loaded_before=False)]),
         (ModelPicture(not_asked="no config.pbtxt"), False, State.FAILED, []),
         (ModelPicture(not_asked="no config.pbtxt"), True, State.RESTARTING, []),
         (ModelPicture(is_loading=True), False, State.LOADING, []),
@@ -117,7 +117,7 @@ def test_a_model_that_waits_for_another_to_load_is_not_taken_for_stuck() -> None
     assert decided(memory, TritonPicture({"a": ModelPicture(is_loading=True)}), 20.0) == []
     assert decided(memory, TritonPicture(), 20.5) == []
     # It must not be loaded later, when nobody expects it.
-    assert decided(memory, TritonPicture(), 37.0) == [GiveUp(0, "b", loaded_before=False)]
+    assert decided(memory, TritonPicture(), 37.0) == [StopTrying(0, "b", loaded_before=False)]
 
 
 @pytest.mark.parametrize("served", [False, True])
@@ -175,9 +175,9 @@ def test_a_triton_that_was_started_again_and_cannot_load_any_more_is_restarted_f
     assert decided(memory, TritonPicture(), 6.0) == [Start(0, ("a", "b"))]
 
 
-def test_a_triton_that_cannot_be_started_is_given_up_and_ended() -> None:
+def test_a_triton_that_cannot_be_started_stays_down_and_ended() -> None:
     memory, now, done = one_triton("a"), 0.0, list[Action]()
-    while not memory.is_given_up:
+    while not memory.stays_down:
         now += 0.25
         seen = TritonPicture(ended="exit code 1")
         if memory.starting:
@@ -289,8 +289,8 @@ def test_a_reload_that_hangs_is_ended_and_the_others_answer(reported: bool) -> N
     else:
         assert world.states() == {"a": "failed", "b": "ready"}, "it would hang again"
         assert world.tritons[0].started_with == [("b",)]
-    gave_up = [each for each in world.done if isinstance(each, GiveUp)]
-    assert gave_up == [GiveUp(0, "a", loaded_before=True)], "once, or it is loaded again"
+    stopped = [each for each in world.done if isinstance(each, StopTrying)]
+    assert stopped == [StopTrying(0, "a", loaded_before=True)], "once, or it is loaded again"
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
@@ -340,7 +340,7 @@ def test_a_load_is_late_by_when_it_began_and_not_by_when_it_was_asked_for() -> N
     loads = ModelPicture(is_loading=True)
     assert decided(memory, TritonPicture({"a": loads}), 1.0) == []
     assert decided(memory, TritonPicture({"a": loads}), 92.0) == [
-        Kill(0, "a"), GiveUp(0, "a", loaded_before=True)
+        Kill(0, "a"), StopTrying(0, "a", loaded_before=True)
     ]  # fmt: skip
     failed = ModelPicture(failure="it ended")
     assert decided(memory, TritonPicture({"a": failed, "b": loads}), 93.0) == []
@@ -413,8 +413,8 @@ def test_a_reload_that_fails_leaves_the_old_model_and_says_why() -> None:
     )
     assert world.states() == {"a": "ready"}
     assert "a: failed to load again, and runs as before: no weights" in world.lines
-    assert [each for each in world.done if isinstance(each, GiveUp)] == [
-        GiveUp(0, "a", loaded_before=True)
+    assert [each for each in world.done if isinstance(each, StopTrying)] == [
+        StopTrying(0, "a", loaded_before=True)
     ], "or Triton would try it again and again"
 
 
@@ -499,7 +499,7 @@ def test_a_new_model_that_ends_triton_itself_does_not_take_the_others_with_it(
     assert world.tritons[0].started_with == [("a", "b"), ("a",)]
 
 
-def test_a_replica_that_is_given_up_leaves_the_others_to_an_order() -> None:
+def test_a_replica_that_stays_down_leaves_the_others_to_an_order() -> None:
     world = World("a", replicas=3)
     order = world.order("reload", "a")
     world.step()
@@ -860,7 +860,7 @@ def test_whatever_happens_it_comes_to_what_is_desired_or_says_why(
         world.step(1.0)
     assert not world.desired.orders, "every order is carried out or refused"
     for number, memory in enumerate(world.memory.tritons):
-        if memory.is_given_up:
+        if memory.stays_down:
             assert memory.triton.why
             continue
         assert memory.triton.alive

@@ -13,7 +13,7 @@ from llmserve.server.run.log import LoadProgress
 from llmserve.server.settings import ServerSettings
 
 
-class Loading:
+class StartReport:
     """The state of a server whose models are being loaded."""
 
     def __init__(self, settings: ServerSettings) -> None:
