@@ -1,5 +1,4 @@
 from llmserve.builder.build import BuildResult as BuildResult
-from llmserve.builder.build import BuildSpec as BuildSpec
 from llmserve.builder.build import build as build
 from llmserve.client import connect as connect
 from llmserve.client import connect_async as connect_async

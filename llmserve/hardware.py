@@ -68,6 +68,11 @@ def has_gpu(root: Path = _ROOT) -> bool:
     return (root / "dev/nvidiactl").exists()
 
 
+def kind_of(device: str) -> str:
+    """Return the kind of a device, such as ``cuda`` for ``cuda:1``, and for all GPUs together."""
+    return device.partition(":")[0].replace("balanced", "cuda")
+
+
 def computes_in(dtype: str, root: Path = _ROOT) -> bool:
     """Return whether the processor has instructions for a type of 16 bits."""
     with suppress(OSError):

@@ -17,8 +17,8 @@ _LIKENESS = 0.65
 """Below it, words share letters by chance, as ``max_model_len`` and ``max_tokens`` do."""
 
 
-def near(name: str, candidates: Iterable[str], *, place: str = "") -> str:
-    """Suggest the closest candidates; if none is close, list them, or say in which place many are.
+def near(name: str, candidates: Iterable[str], *, place: str = "", few: int = _FEW) -> str:
+    """Suggest the closest candidates; if none is close, list a few, or say in which place more are.
 
     >>> near("itertive", ["hf", "iterative"])
     "did you mean 'iterative'?"
@@ -30,7 +30,7 @@ def near(name: str, candidates: Iterable[str], *, place: str = "") -> str:
     names = sorted({*candidates})
     if close := closest(name, names):
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
-    if place and len(names) > _FEW:
+    if place and (len(names) > few or not names):
         return f"see {place}"
     others = f" and {len(names) - _FEW} others" if len(names) > _FEW else ""
     return f"choose one of {', '.join(names[:_FEW])}{others}" if names else "none is available"

@@ -1,3 +1,4 @@
+from llmserve import scaffold as scaffold
 from llmserve.builder.build import build_spec as build_spec
 from llmserve.builder.causal import CLASSIFIER as CLASSIFIER
 from llmserve.builder.causal import DTYPE_OPTION as DTYPE_OPTION
@@ -49,6 +50,7 @@ from llmserve.contract.address import Address as Address
 from llmserve.contract.address import is_loopback as is_loopback
 from llmserve.contract.checks import Check as Check
 from llmserve.contract.checks import Severity as Severity
+from llmserve.contract.tensors import Tensor as Tensor
 from llmserve.demo import demo_model_path as demo_model_path
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError
@@ -103,4 +105,3 @@ from llmserve.repository.wheels import wheels_in as wheels_in
 from llmserve.repository.wheels import wheels_named as wheels_named
 from llmserve.repository.wheels import without_index as without_index
 from llmserve.runtime import contract as contract
-from llmserve.runtime.contract import Tensor as Tensor

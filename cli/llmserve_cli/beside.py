@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +14,7 @@ from threading import Thread
 
 from llmserve.commands import Status
 from llmserve.errors import ModelNotReadyError, ServerError
-from llmserve.server import Running, find_servers
+from llmserve.server import ChildProcess, Running, find_servers
 
 _GRACE = 5
 """Seconds that requests of others have at the end."""
@@ -30,7 +27,7 @@ _NOTE = f"{_PREFIX}note: "
 class Beside:
     """The process of a ``serve``, and the last lines that it has printed."""
 
-    process: subprocess.Popen[str]
+    process: ChildProcess
     status: Status
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     is_starting: bool = True
@@ -43,15 +40,13 @@ class Beside:
 
     def check(self) -> None:
         """Raise if it has ended, with its own words, or cannot answer now."""
-        from llmserve.server.run.guard import name_of_signal
-
         code = self.process.poll()
         if code is None:
             self._refuse_while_loading()
             return
-        if code < 0:
+        if signal := self.process.killed_by:
             # Its last words were about something else.
-            raise ServerError(f"the server has ended: killed by {name_of_signal(-code)}")
+            raise ServerError(f"the server has ended: killed by {signal}")
         self._reader.join(1.0)
         said = [line.removeprefix(_PREFIX) for line in self.lines if line.startswith(_PREFIX)]
         error = ServerError(said[-1] if said else f"the server has ended with the code {code}")
@@ -111,7 +106,7 @@ def serving(repository: Path, words: Sequence[str]) -> Iterator[tuple[Running, B
     command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository)]
     ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
     with Status("starting Triton") as status:
-        beside = Beside(_start([*command, *ports, "--grace", str(_GRACE), *words]), status)
+        beside = Beside(ChildProcess([*command, *ports, "--grace", str(_GRACE), *words]), status)
         beside.follow()
         try:
             while (server := beside.server()) is None:
@@ -126,22 +121,3 @@ def serving(repository: Path, words: Sequence[str]) -> Iterator[tuple[Running, B
     finally:
         with Status("stopping the server"):
             beside.stop()
-
-
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    # Not between fork and exec, where another thread's lock would be held for ever.
-    from llmserve.server.run.guard import PR_SET_PDEATHSIG
-
-    parent, libc = os.getpid(), ctypes.CDLL(None)
-
-    def end_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        # In a session of its own: Ctrl-C in the terminal is for the conversation.
-        encoding="utf-8", errors="replace", start_new_session=True, preexec_fn=end_with_parent,
-    )  # fmt: skip

@@ -135,7 +135,6 @@ def build(
         _build_config(ctx, config, force=spec_fields["force"], fit=fit)
         return
     with while_importing():
-        from llmserve.builder.plan import suited_recipe
         from llmserve.commands import Status
         from llmserve.plugin import BuildSpec, Registry, build_spec, fit_spec
 
@@ -145,7 +144,7 @@ def build(
     options = build_options(assignments, {**flags, "chat": chat or None, **read_flags(ctx.args)})
     registry = Registry.load()
     if not spec_fields["plugin"]:
-        recipe, reason = suited_recipe(registry, str(options.get("device", "auto")))
+        recipe, reason = registry.recipe_for(str(options.get("device", "auto")))
         spec_fields["plugin"] = recipe.name
         click.echo(f"plugin: {recipe.name}, {reason}", err=True)
     spec = BuildSpec(**spec_fields, options=options)

@@ -22,11 +22,10 @@ def check(repository: Path, as_json: bool) -> int:
     \b
     llmserve check model_repository
     """
-    from llmserve.plugin import Registry, Repository, check_repository
-    from llmserve.repository.publish import recover
-    from llmserve.server.run.machine import too_large
+    from llmserve.plugin import Registry, Repository, Store, check_repository
+    from llmserve.server import too_large
 
-    recover(repository)
+    Store(repository=repository).recover()
     registry = Registry.load()
     problems = check_repository(repository, registry)
     if repository.is_dir():

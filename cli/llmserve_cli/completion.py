@@ -39,14 +39,13 @@ def component_names(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete ``build --set`` with the options of the plugin given before it, or by default."""
-    from llmserve.builder.plan import suited_recipe
     from llmserve.plugin import Registry, known_options
 
     del param
     registry = Registry.load()
     try:
         name = ctx.params.get("plugin")
-        recipe = registry.recipe(name) if name else suited_recipe(registry, "auto")[0]
+        recipe = registry.recipe(name) if name else registry.recipe_for("auto")[0]
         keys = [f"{option.name}=" for option in known_options(recipe, registry)]
     except PluginError:
         # The command itself reports it.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmserve.errors import LLMServeError, PluginError, UsageError, reason
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llmserve.plugin import Frontend, Place
-    from llmserve.server import Server
-    from llmserve.server.run.frontend import RunningFrontend
 
 _NONE = "none"
 
@@ -27,7 +22,8 @@ class RequestedFrontends:
     port: int | None
     place: Place
     """Where each frontend listens, still without its port and without Triton's address."""
-    _places: list[tuple[Frontend, Place]] = field(default_factory=list)
+    places: list[tuple[Frontend, Place]] = field(default_factory=list)
+    """Each frontend with its place, once that is chosen."""
 
     def choose_places(self, tritons: Mapping[str, int]) -> None:
         """Choose the port of each frontend; raise if it is unavailable or the frontend refuses.
@@ -36,7 +32,6 @@ class RequestedFrontends:
         """
         from llmserve.plugin import install_command
         from llmserve.server import free_port
-        from llmserve.server.settings import FRONTEND
 
         chosen = self._chosen()
         if self.port and not chosen:
@@ -51,7 +46,7 @@ class RequestedFrontends:
                     f"port {port} is for Triton's {name} and for {frontend.name}",
                     hint=f"choose another --port, or --{name}-port 0",
                 )
-            place = replace(self.place, port=free_port(self.place.host, port, FRONTEND))
+            place = replace(self.place, port=free_port(self.place.host, port))
             # The frontend refuses invalid settings here, before anything is started.
             try:
                 frontend.arguments(place)
@@ -62,7 +57,7 @@ class RequestedFrontends:
                     f"frontend {frontend.name!r} cannot be started: {reason(error)}",
                     hint="leave it out with --frontend, and report it to its plugin's author",
                 ) from None
-            self._places.append((frontend, place))
+            self.places.append((frontend, place))
 
     def ports(self) -> list[int]:
         """Return the ports that were asked for, 0 for any."""
@@ -70,34 +65,7 @@ class RequestedFrontends:
 
     def hosts(self) -> list[str]:
         """Return where the frontends listen, once their places are chosen."""
-        return [place.host for _, place in self._places]
-
-    @contextmanager
-    def started(
-        self,
-        servers: Sequence[Server],
-        models: tuple[str, ...],
-        control: Path | None,
-        *,
-        chosen_log: bool,
-        keep_logs: Callable[[], bool],
-    ) -> Iterator[list[RunningFrontend]]:
-        """Start the frontends in front of all servers; stop those that still run at the end."""
-        from llmserve.server import start_frontend
-        from llmserve.server.run.frontend import log_beside
-
-        tritons = tuple(server.address for server in servers)
-        running = []
-        with ExitStack() as stack:
-            for frontend, place in self._places:
-                place = replace(place, tritons=tritons, models=models, status=control)
-                log = log_beside(servers[0].log_file, frontend, chosen=chosen_log)
-                running.append(start_frontend(frontend, place, log))
-                stack.callback(running[-1].stop, 0.0)
-            yield running
-        if not keep_logs():
-            for front in running:
-                front.log_file.unlink(missing_ok=True)
+        return [place.host for _, place in self.places]
 
     def _port_of(self, frontend: Frontend) -> int:
         return frontend.port if self.port is None else self.port

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmserve.errors import LLMServeError, UsageError
+from llmserve.errors import UsageError
 from llmserve.plugin import near
 from llmserve.server import SERVE_OPTIONS
 
 if TYPE_CHECKING:
     from llmserve.plugin import Repository
-    from llmserve.server import OnDemand, ServeOptions, ServerSettings
+    from llmserve.server import OnDemand, ServeOptions
 
 
 _GB = 1e9
@@ -69,25 +69,3 @@ def offered_models(repository: Repository, models: Sequence[str], on_demand: OnD
         if name not in names:
             raise UsageError(f"--pin {name}: there is no such model", hint=near(name, names))
     return names
-
-
-def at_start(
-    settings: ServerSettings, repository: Repository, on_demand: OnDemand
-) -> ServerSettings:
-    """Return the settings of a server that starts with the pinned models only."""
-    good = settings.models or repository.models
-    pinned = repository.with_parts(name for name in on_demand.pinned if name in good)
-    return replace(settings, models=pinned, empty=not pinned)
-
-
-def check_runtime(settings: ServerSettings, repository: Repository) -> LLMServeError | None:
-    """Return why this Triton cannot load models while it runs, if it cannot."""
-    if settings.runtime == "docker":
-        hint = "leave out --on-demand, or run llmserve in the container"
-        return UsageError("a Triton in a container cannot load models while it runs", hint=hint)
-    offered = settings.models or repository.models
-    scripts = [m.name for m in repository if m.name in offered and m.has_launch_script]
-    if scripts:
-        what = f"{scripts[0]} starts a server of several processes, which cannot load models"
-        return UsageError(f"{what} while it runs", hint="leave out --on-demand")
-    return None

@@ -7,8 +7,7 @@ from shlex import quote
 
 import click
 
-from llmserve.plugin import install_command
-from llmserve.scaffold import KINDS, MODES, new_package
+from llmserve.plugin import install_command, scaffold
 from llmserve_cli.usage import Group
 
 
@@ -28,14 +27,14 @@ def plugin() -> None:
 @click.option(
     "--role",
     required=True,
-    type=click.Choice(KINDS),
+    type=click.Choice(scaffold.KINDS),
     help="Role of the new component; a recipe that uses it is also created.",
 )
 @click.option(
     "--mode",
-    default=MODES[0],
+    default=scaffold.MODES[0],
     show_default=True,
-    type=click.Choice(MODES),
+    type=click.Choice(scaffold.MODES),
     help="How a generator is driven: by whole batches, step by step, so that requests can join, or "
     "as a runner under llmserve's engine, which only computes passes.",
 )
@@ -56,7 +55,7 @@ def new(name: str, role: str, mode: str, output: Path) -> None:
     llmserve plugin new acme-model --role generator --mode runner
     llmserve plugin new acme-queue --role batching --output ~/src
     """
-    folder = new_package(name, role, output, mode=mode)
+    folder = scaffold.new_package(name, role, output, mode=mode)
     click.echo(folder)
     path = quote(str(folder))
     lines = [

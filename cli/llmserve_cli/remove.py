@@ -41,12 +41,9 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
     \b
     llmserve remove demo
     """
-    from llmserve.plugin import Store
-    from llmserve.repository import publish
-
-    store, repository = _place_of(model, repository)
-    publish.recover(repository)
-    names = publish.check_removal(repository, model, force=force)
+    store = _store_of(model, repository)
+    repository = store.place(model)
+    names = store.removal(model, force=force)
     servers = find_servers()
     if not force:
         _refuse_if_silent(servers, model)
@@ -56,24 +53,20 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
         return 1
     for server in serving:
         _unload(server, model)
-    if store is not None:
-        store.remove(model, force=force)
-    else:
-        publish.remove(repository, model, force=force)
-        Store(repository=repository).forget(model)
+    store.remove(model, force=force)
     click.echo(f"llmserve: {repository / model} is deleted", err=True)
     return 0
 
 
-def _place_of(model: str, repository: Path | None) -> tuple[Store | None, Path]:
-    """Return the repository that has a model, and the store if it is kept there."""
+def _store_of(model: str, repository: Path | None) -> Store:
+    """Return the store that has a model: that of a repository, or the one of this user."""
     from llmserve.plugin import Repository, Store
 
     here, store = Repository.open(repository or REPOSITORY_FOLDER), Store()
     if repository is not None or model in here.models:
-        return None, here.path
-    if kept := store.find(model):
-        return store, kept.repository
+        return Store(repository=here.path)
+    if store.find(model):
+        return store
     names = [*here.models, *(kept.name for kept in store.models())]
     hint = near(model, names) if names else "none is, and llmserve run MODEL builds one"
     raise ConfigError(f"no model {model!r} is built", hint=hint)

@@ -97,10 +97,6 @@ def _built_or_given(served: str, asked: Asked) -> Path:
 
 def _refuse_other(path: Path) -> None:
     """Refuse what is not a repository, with the command that serves it."""
-    from llmserve.repository.check import not_a_repository
-
-    if (problem := not_a_repository(path)) is not None:
-        raise problem.error()
     in_default = REPOSITORY_FOLDER / path / "config.pbtxt"
     if not path.exists() and in_default.is_file():
         raise ConfigError(

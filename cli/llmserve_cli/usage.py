@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from llmserve.names import closest
 from llmserve.plugin import near
 from llmserve_cli.habits import advice
 
@@ -36,13 +35,13 @@ class Group(click.Group):
 def explain_usage(error: click.ClickException) -> str:
     """Describe an error of click in one line."""
     ctx = getattr(error, "ctx", None) or click.Context(click.Command(None), info_name="llmserve")
-    command, see_help = ctx.command_path.removeprefix("llmserve "), f"see {ctx.command_path} --help"
+    command, page = ctx.command_path.removeprefix("llmserve "), f"{ctx.command_path} --help"
+    see_help = f"see {page}"
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
         return f"{error.option_name} needs a value"
     if isinstance(error, click.NoSuchOption):
-        close = closest(error.option_name, error.possibilities or ())
-        hint = advice(command, error.option_name) or (
-            near(error.option_name, close) if close else see_help
+        hint = advice(command, error.option_name) or near(
+            error.option_name, error.possibilities or (), place=page, few=0
         )
         return f"{command} has no option {error.option_name}: {hint}"
     if isinstance(error, click.MissingParameter) and error.param is not None:

@@ -26,6 +26,7 @@ from llmserve.builder.size import size_in
 from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
+from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, TEXT_INPUT, Tensor
 from llmserve.errors import ModelKindError, PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, python_of, remedy, runs_with
@@ -47,7 +48,6 @@ from llmserve.repository.wheels import (
     wheels_in,
     without_index,
 )
-from llmserve.runtime.contract import TEXT_FORMAT_OUTPUTS, TEXT_INPUT, Tensor
 from llmserve.version import __version__
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]

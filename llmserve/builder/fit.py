@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from llmserve.builder.plan import BuildSpec, Plan, make_plan, suited_recipes
+from llmserve.builder.plan import BuildSpec, Plan, make_plan
 from llmserve.builder.progress import Note
 from llmserve.builder.size import size_of
 from llmserve.errors import LLMServeError, OutputError, ShortageError
@@ -203,7 +203,7 @@ def ways_to_build(model: str, registry: Registry) -> list[Choice]:
 def _of_others(spec: BuildSpec, registry: Registry, size: ModelSize) -> list[Choice]:
     """Return ways to build it with the other plugins that suit the device, the best one first."""
     with suppress(LLMServeError):
-        recipes, _ = suited_recipes(registry, str(spec.options.get("device", "auto")))
+        recipes, _ = registry.recipes_for(str(spec.options.get("device", "auto")))
         return [
             choice
             for recipe in recipes

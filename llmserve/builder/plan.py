@@ -23,7 +23,7 @@ from llmserve.errors import (
     PluginError,
     reason,
 )
-from llmserve.hardware import has_gpu
+from llmserve.hardware import has_gpu, kind_of
 from llmserve.names import check_model_name, closest, model_name_from, near, normal
 from llmserve.packages import install_command
 from llmserve.plugins.options import Option, Value, renamed_values, resolve
@@ -243,31 +243,6 @@ def _own(component: Component) -> frozenset[str]:
     return frozenset(tensor.name for tensor in component.inputs) - CONTRACT
 
 
-def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
-    """Return the default recipe and the reason; ``auto`` is this machine's device."""
-    suited, kind = suited_recipes(registry, device)
-    others = "".join(f", before {recipe.name}" for recipe in suited[1:])
-    return suited[0], f"first choice for {kind}{others}"
-
-
-def suited_recipes(registry: Registry, device: str) -> tuple[list[Recipe], str]:
-    """Return the recipes for a device, the best one first, and the kind of the device."""
-    kind = _kind_of(device)
-    if kind not in ("cpu", "cuda"):
-        kind = "cuda" if has_gpu() else "cpu"
-    suited = sorted(
-        (recipe for recipe in registry.all(Recipe) if kind in recipe.suits),
-        key=lambda recipe: (-recipe.suits[kind], recipe.name),
-    )
-    if not suited:
-        raise PluginError(f"no installed plugin suits {kind}", hint="name one with --plugin")
-    return suited, kind
-
-
-def _kind_of(device: str) -> str:
-    return device.partition(":")[0].replace("balanced", "cuda")
-
-
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     """Choose the components and resolve every option; refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)
@@ -299,7 +274,7 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
 def _about_gpu(options: Mapping[str, Value]) -> Iterator[str]:
     """Yield a notice if the model is for a GPU, and this machine has none."""
     device = str(options.get("device", ""))
-    if _kind_of(device) == "cuda" and not has_gpu():
+    if kind_of(device) == "cuda" and not has_gpu():
         yield (
             f"note: this machine has no NVIDIA GPU, which device={device} needs: the model can be "
             "loaded only elsewhere, as in its image on a machine with one"

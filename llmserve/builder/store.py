@@ -24,7 +24,6 @@ from llmserve.builder.plan import (
     Plan,
     make_plan,
     needed_packages,
-    suited_recipe,
 )
 from llmserve.builder.source import DEMO, newest_commit, path_of
 from llmserve.contract.names import MANIFEST
@@ -32,7 +31,7 @@ from llmserve.errors import ConfigError, ModelSourceError, OutputError, UsageErr
 from llmserve.names import check_model_name, is_model_name, model_name_from, near
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import MODEL_ROLES
-from llmserve.repository.publish import recover, remove
+from llmserve.repository.publish import check_removal, recover, remove
 from llmserve.repository.repository import Model, Repository
 
 Stamps = Mapping[str, Mapping[str, Any]]
@@ -154,7 +153,7 @@ class Store:
             # With None, it is as it was asked for, whatever was chosen before.
             fitted = {} if change is None else _fitted(record, kept)
             if not spec.plugin:
-                recipe, why = suited_recipe(registry, str(spec.options.get("device", "auto")))
+                recipe, why = registry.recipe_for(str(spec.options.get("device", "auto")))
                 spec = replace(spec, plugin=recipe.name)
             plan = make_plan(_with(spec, fitted), registry)
             if kept and not spec.force:
@@ -180,12 +179,30 @@ class Store:
             model = Repository.open(built.repository).model(name)
             return StoredModel(model, _read_record(self._record(name), model), is_new=True)
 
+    def recover(self) -> None:
+        """Restore what a killed build had moved away in the one ``repository``."""
+        if self._repository is not None:
+            recover(self._repository)
+
+    def removal(self, name: str, *, force: bool) -> list[str]:
+        """Return the models that go with this one, itself first; refuse to delete what must stay.
+
+        ``force`` also deletes a model that was edited, or not built by llmserve.
+        """
+        repository = self.place(name)
+        recover(repository)
+        return check_removal(repository, name, force=force)
+
     def remove(self, name: str, *, force: bool) -> None:
         """Delete a model, completely or not at all."""
+        repository = self.place(name)
+        if self._repository is not None:
+            remove(repository, name, force=force)
+            self.forget(name)
+            return
         if self.find(name) is None:
             names = [kept.name for kept in self.models()]
             raise ConfigError(f"no model {name!r} in {self.models_folder}", hint=near(name, names))
-        repository = self.place(name)
         with self._locked(name):
             remove(repository, name, force=force)
             self.forget(name)

@@ -10,15 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "DEATHS_OF_ONE",
-    "FAILURES",
-    "MAY_SUCCEED_LATER",
-    "Failure",
-    "back_off",
-    "read",
-    "write",
-]
+__all__ = ["FAILURES", "Failure", "read", "write"]
 """What plugins may use."""
 
 

@@ -8,7 +8,6 @@ and what a frontend is started with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -131,7 +130,12 @@ class ServeOptions:
         opens=True, place="open",
     )  # fmt: skip
     otlp_endpoint: str = _option(
-        "text", "Send traces to this URL (OTLP over HTTP).", "", unit="URL", place="collector"
+        "text",
+        "Send traces to this URL (OTLP over HTTP).",
+        "",
+        unit="URL",
+        setting=True,
+        place="collector",
     )
     triton_flags: tuple[str, ...] = _option(
         "texts", "Option of Triton itself, such as log-verbose=1 (repeatable).", (),
@@ -173,7 +177,8 @@ class ServeOptions:
 
 def _named(row: ServeOption, name: str) -> ServeOption:
     flags = row.flags or (f"--{name.replace('_', '-')}",)
-    with_keys = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), row.help)
+    words = row.help.split(" ")
+    with_keys = " ".join(w[2:].replace("-", "_") if w.startswith("--") else w for w in words)
     return replace(
         row, name=name, flags=flags, key=row.key or name, key_help=row.key_help or with_keys
     )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from llmserve.errors import MissingPluginError, PluginError, reason
+from llmserve.hardware import has_gpu, kind_of
 from llmserve.names import near, normal
 from llmserve.plugins import hookspecs
 from llmserve.plugins.api import API, CURRENT, GROUP, entry_point_problem, number_in
@@ -133,6 +134,25 @@ class Registry:
 
     def recipe(self, name: str) -> Recipe:
         return self.get(Recipe, name)
+
+    def recipe_for(self, device: str) -> tuple[Recipe, str]:
+        """Return the default recipe and the reason; ``auto`` is this machine's device."""
+        suited, kind = self.recipes_for(device)
+        others = "".join(f", before {recipe.name}" for recipe in suited[1:])
+        return suited[0], f"first choice for {kind}{others}"
+
+    def recipes_for(self, device: str) -> tuple[list[Recipe], str]:
+        """Return the recipes for a device, the best one first, and the kind of the device."""
+        kind = kind_of(device)
+        if kind not in ("cpu", "cuda"):
+            kind = "cuda" if has_gpu() else "cpu"
+        suited = sorted(
+            (recipe for recipe in self.all(Recipe) if kind in recipe.suits),
+            key=lambda recipe: (-recipe.suits[kind], recipe.name),
+        )
+        if not suited:
+            raise PluginError(f"no installed plugin suits {kind}", hint="name one with --plugin")
+        return suited, kind
 
     def all(self, kind: type[R]) -> list[R]:
         """Return every component of a role, in order of discovery."""

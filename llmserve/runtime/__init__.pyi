@@ -25,7 +25,6 @@ from llmserve.runtime.answer.text_formatter import TextFormatter as TextFormatte
 from llmserve.runtime.answer.value_formatters import EmbeddingFormatter as EmbeddingFormatter
 from llmserve.runtime.answer.value_formatters import LabelFormatter as LabelFormatter
 from llmserve.runtime.answer.value_formatters import ScoreFormatter as ScoreFormatter
-from llmserve.runtime.contract import Tensor as Tensor
 from llmserve.runtime.drivers.batch import BatchDriver as BatchDriver
 from llmserve.runtime.drivers.batch import run_batch as run_batch
 from llmserve.runtime.drivers.continuous import ContinuousDriver as ContinuousDriver

@@ -1,10 +1,8 @@
 from llmserve.contract.bounded_json import BoundedJson as BoundedJson
 from llmserve.contract.bounded_json import parse_json as parse_json
-from llmserve.contract.names import SCHEMA as SCHEMA
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
 from llmserve.contract.names import THREADS as THREADS
 from llmserve.contract.options import ALIASES as ALIASES
-from llmserve.contract.options import ANSWER as ANSWER
 from llmserve.contract.options import API_NAMES as API_NAMES
 from llmserve.contract.options import BIASES as BIASES
 from llmserve.contract.options import ENGINE_OPTIONS as ENGINE_OPTIONS
@@ -23,7 +21,6 @@ from llmserve.contract.options import PROMPT_NAME as PROMPT_NAME
 from llmserve.contract.options import PROMPT_ONLY as PROMPT_ONLY
 from llmserve.contract.options import SAMPLING as SAMPLING
 from llmserve.contract.options import STOP_WORDS as STOP_WORDS
-from llmserve.contract.options import STREAM as STREAM
 from llmserve.contract.options import TEXT_FORMAT_INPUTS as TEXT_FORMAT_INPUTS
 from llmserve.contract.options import TRUNCATE as TRUNCATE
 from llmserve.contract.options import RequestOption as RequestOption
@@ -32,13 +29,10 @@ from llmserve.contract.tasks import EMBED as EMBED
 from llmserve.contract.tasks import GENERATE as GENERATE
 from llmserve.contract.tasks import RERANK as RERANK
 from llmserve.contract.tasks import TASKS as TASKS
-from llmserve.contract.tasks import TOKENS as TOKENS
-from llmserve.contract.tasks import Task as Task
 from llmserve.contract.tasks import task_of as task_of
 from llmserve.contract.tensors import CACHED_TOKENS as CACHED_TOKENS
 from llmserve.contract.tensors import EMBEDDING as EMBEDDING
 from llmserve.contract.tensors import ENGINE_OUTPUTS as ENGINE_OUTPUTS
-from llmserve.contract.tensors import FINISH_REASON as FINISH_REASON
 from llmserve.contract.tensors import INPUT_TOKENS as INPUT_TOKENS
 from llmserve.contract.tensors import LABEL as LABEL
 from llmserve.contract.tensors import LOGPROBS_OUTPUTS as LOGPROBS_OUTPUTS
@@ -47,9 +41,6 @@ from llmserve.contract.tensors import PROBABILITY as PROBABILITY
 from llmserve.contract.tensors import PROMPT_LOGPROBS_OUTPUT as PROMPT_LOGPROBS_OUTPUT
 from llmserve.contract.tensors import SCORE as SCORE
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS as TEXT_FORMAT_OUTPUTS
-from llmserve.contract.tensors import TEXT_INPUT as TEXT_INPUT
 from llmserve.contract.tensors import TEXT_OUTPUT as TEXT_OUTPUT
 from llmserve.contract.tensors import TEXT_PAIR as TEXT_PAIR
 from llmserve.contract.tensors import TYPES as TYPES
-from llmserve.contract.tensors import USAGE as USAGE
-from llmserve.contract.tensors import Tensor as Tensor

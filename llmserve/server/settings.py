@@ -31,7 +31,8 @@ class ServerSettings:
     A port of 0 means any free port. ``models`` names the models to load; by default all are loaded.
     ``renewable`` lets the server's owner, and nobody else, load, reload and unload models while it
     runs. A ``partial`` server starts without the models that fail to load, if any is left. When the
-    server is stopped, requests in flight have ``grace`` seconds. ``backends``
+    server is stopped, requests in flight have ``grace`` seconds. ``otlp_endpoint`` is where Triton
+    sends spans. ``backends``
     are the embedded server's backends besides Triton's own; by default, all that the installed
     plugins register. ``image``, ``gpus`` and ``mounts`` apply only to a container: ``gpus=None``
     gives it the GPUs if Docker has NVIDIA's runtime, and ``mounts`` are folders that models refer
@@ -58,6 +59,7 @@ class ServerSettings:
     gpus: bool | None = None
     mounts: tuple[Path, ...] = ()
     extra_args: tuple[str, ...] = ()
+    otlp_endpoint: str = ServeOptions.otlp_endpoint
     backends: tuple[Backend, ...] | None = None
     replicas: int = ServeOptions.replicas
     env: Mapping[str, str] = field(default_factory=dict)
@@ -142,7 +144,7 @@ def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeErr
     return Ports(bound["http"][0], **{name: port for name, (_, port) in bound.items()}), []
 
 
-def free_port(host: str, port: int, name: str) -> int:
+def free_port(host: str, port: int, name: str = FRONTEND) -> int:
     """Return the port, or a free one for 0; raise if it is unavailable."""
     with _listen(host, port, name) as listener:
         return int(listener.getsockname()[1])

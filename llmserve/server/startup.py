@@ -6,31 +6,24 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from llmserve.contract.names import THREADS
-from llmserve.contract.serve_options import Runtime
 from llmserve.errors import LLMServeError, PortInUseError, ServerError
-from llmserve.names import near
-from llmserve.packages import install_command
-from llmserve.problems import Problem
-from llmserve.repository.repository import Repository
-from llmserve.server.find.embedded import find_embedded, missing_backends, prepare_embedded
+from llmserve.server.checks import find_problems, first_available, with_dependents
+from llmserve.server.find.embedded import prepare_embedded
 from llmserve.server.find.launch import (
     Instance,
     Launch,
-    find_binary,
-    find_docker,
     launch_scripts,
     prepare_binary,
     prepare_docker,
 )
 from llmserve.server.run.log import LoadProgress, ServerLog
-from llmserve.server.run.machine import shortages
 from llmserve.server.run.private import new_log, open_log
 from llmserve.server.run.process import make_scratch, sweep
 from llmserve.server.run.readiness import (
@@ -46,30 +39,11 @@ Notify = Callable[[str], None]
 _GRACE = 3.0
 """Seconds to stop a server that is not ready yet and so has no requests in flight."""
 _ATTEMPTS = 3
-_FIND = {"binary": find_binary, "embedded": find_embedded, "docker": find_docker}
 _PREPARE: dict[str, Callable[[ServerSettings, Instance], Launch]] = {
     "binary": prepare_binary,
     "embedded": prepare_embedded,
     "docker": prepare_docker,
 }
-
-
-def first_available() -> Runtime:
-    """Return the runtime that ``auto`` selects; raise with the reason for each if there is none."""
-    reasons = []
-    runtimes: tuple[Runtime, ...] = ("binary", "embedded", "docker")
-    for runtime in runtimes:
-        try:
-            _FIND[runtime]()
-        except ServerError as error:
-            reasons.append(f"{runtime}: {error.problem}")
-        else:
-            return runtime
-    raise ServerError(
-        f"there is no Triton here ({'; '.join(reasons)})",
-        hint=f"put tritonserver on PATH, or {install_command('llmserve[embedded]')} "
-        "on Python 3.10 to 3.12, or start Docker",
-    )
 
 
 def start(
@@ -129,47 +103,6 @@ def start(
         else:
             server.failures = left_out
             return server
-
-
-def with_dependents(repository: Repository, failed: Mapping[str, str]) -> dict[str, str]:
-    """Return models that fail and why, with the models and parts that are useless without them."""
-    reasons = dict(failed)
-    parts = {model.name: model.parts for model in repository}
-    for name in parts:
-        for part in parts[name]:
-            if part in failed:
-                reasons.setdefault(name, f"its part {part} failed")
-    needed = {part for name in parts if name not in reasons for part in parts[name]}
-    for name in [name for name in parts if name in reasons]:
-        for part in parts[name]:
-            if part not in needed:
-                reasons.setdefault(part, f"it is a part of {name}, which failed")
-    return reasons
-
-
-def find_problems(settings: ServerSettings) -> list[Problem]:
-    """Return the problems that prevent serving this repository with these settings.
-
-    :mod:`llmserve.repository.check` finds the problems of the models themselves.
-    """
-    repository = settings.repository
-    problems = _log_problems(settings.log_file)
-    if not 0 <= settings.grace < 2**31:
-        what = f"{settings.grace} is no valid grace period"
-        problems.append(Problem("", what, "give seconds (--grace)", code="usage"))
-    if not repository.is_dir():
-        what = f"no repository at {repository}"
-        return [Problem("", what, "llmserve build creates one"), *problems]
-    problems += [
-        Problem("", f"no model {name!r} in {repository}", near(name, settings.opened.models))
-        for name in settings.models
-        if name not in settings.opened.models
-    ]
-    if settings.runtime == "embedded":
-        problems += missing_backends(settings)
-    if settings.runtime in ("embedded", "binary"):
-        problems += shortages(settings)
-    return problems
 
 
 def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
@@ -300,16 +233,3 @@ def _make_log_file(settings: ServerSettings, name: str) -> Path:
         return new_log(name)
     open_log(settings.log_file).close()
     return settings.log_file.absolute()
-
-
-def _log_problems(log: Path | None) -> list[Problem]:
-    """Return why the log cannot be written to, or read to find out what stops the server."""
-    if log is None:
-        return []
-    reason = ""
-    if log.exists() and not log.is_file():
-        reason = "it is not a regular file"
-    elif not os.access(log if log.exists() else log.parent, os.W_OK):
-        reason = "it is not writable" if log.parent.is_dir() else f"there is no {log.parent}"
-    what = f"cannot write the log to {log} ({reason})"
-    return [Problem("", what, code="usage")] if reason else []

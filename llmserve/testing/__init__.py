@@ -30,8 +30,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmserve.demo import demo_model_path
-from llmserve.repository.check import check_repository
 from llmserve.repository.config import read as read_config
 from llmserve.testing.command import run
 from llmserve.testing.conformance import ConstrainedConformance, RecipeConformance
@@ -61,8 +59,6 @@ __all__ = [
     "RecipeConformance",
     "ScriptedTriton",
     "ValueConformance",
-    "check_repository",
-    "demo_model_path",
     "generation",
     "make_parts",
     "read_config",

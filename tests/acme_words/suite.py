@@ -8,7 +8,8 @@ import pytest
 
 import llmserve
 from llmserve.errors import RequestRejectedError
-from llmserve.testing import LiveTriton, RecipeConformance, check_repository
+from llmserve.plugin import check_repository
+from llmserve.testing import LiveTriton, RecipeConformance
 
 
 class TestAcme(RecipeConformance):

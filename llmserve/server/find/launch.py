@@ -32,6 +32,7 @@ from llmserve.contract.container import (
 )
 from llmserve.errors import ServerError, UsageError
 from llmserve.server.settings import Ports, ServerSettings
+from llmserve.server.tracing import trace_arguments
 
 _TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 POLL = 1
@@ -77,12 +78,14 @@ def triton_args(settings: ServerSettings, instance: Instance, triton: Release) -
     if settings.renewable:
         # Triton polls a folder that only this user can write to.
         args += ["--model-control-mode=poll", f"--repository-poll-secs={POLL}"]
-    if triton is not UNKNOWN and (refused := triton.refused(settings.extra_args)):
+    collector = settings.otlp_endpoint
+    more = (*(trace_arguments(collector) if collector else ()), *settings.extra_args)
+    if triton is not UNKNOWN and (refused := triton.refused(more)):
         raise UsageError(
             f"Triton {triton.server} ({triton.container}) has no --{refused[0]}",
             hint="leave it out, or serve with a newer one",
         )
-    return (*args, *closed(triton), *settings.extra_args)
+    return (*args, *closed(triton), *more)
 
 
 def openness(settings: ServerSettings, triton: Release) -> tuple[str, ...]:

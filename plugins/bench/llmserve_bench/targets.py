@@ -15,6 +15,7 @@ from llmserve.client import ModelInfo, connect, parse_url
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import (
     MODEL_ROLES,
+    Address,
     BuildSpec,
     Registry,
     Repository,
@@ -25,7 +26,7 @@ from llmserve.plugin import (
     ways_to_build,
 )
 from llmserve.runtime import contract
-from llmserve.server import Address, Server, ServerSettings, start
+from llmserve.server import Server, ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
 from llmserve_bench.results import Subject

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.testing import LiveTriton, demo_model_path
+from llmserve.plugin import demo_model_path
+from llmserve.testing import LiveTriton
 from llmserve.testing.command import run
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench

@@ -20,7 +20,8 @@ from tritonclient.grpc import service_pb2_grpc
 from llmserve.client.exchange import Steps
 from llmserve.client.failures import Target, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
-from llmserve.testing import LiveTriton, check_repository, read_config
+from llmserve.plugin import check_repository
+from llmserve.testing import LiveTriton, read_config
 from llmserve.testing.command import LLMSERVE
 from llmserve.testing.one_layer import one_layer
 

@@ -13,8 +13,8 @@ import pytest
 import llmserve
 import llmserve_vllm
 from llmserve.errors import OptionError
-from llmserve.plugin import Recipe, Registry
-from llmserve.testing import check_repository, read_config
+from llmserve.plugin import Recipe, Registry, check_repository
+from llmserve.testing import read_config
 from llmserve_vllm import prepare
 
 

@@ -16,11 +16,10 @@ from llmserve.errors import LLMServeError, UsageError
 from llmserve.hardware import MachineMemory
 from llmserve.repository.repository import Repository
 from llmserve.server import OnDemand, ServeOptions, ServerSettings
+from llmserve.server.checks import at_start, check_runtime
 from llmserve_cli.described import Described, Description
 from llmserve_cli.group import cli
 from llmserve_cli.on_demand import (
-    at_start,
-    check_runtime,
     limited,
     offered_models,
     take_on_demand,

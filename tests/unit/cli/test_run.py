@@ -23,7 +23,7 @@ from llmserve.errors import (
     ServerError,
     UsageError,
 )
-from llmserve.server import Running
+from llmserve.server import ChildProcess, Running
 from llmserve_cli import run as run_module
 from llmserve_cli.beside import Beside, serving
 from llmserve_cli.group import cli
@@ -113,7 +113,7 @@ def test_what_a_server_says_when_it_cannot_start_is_the_error(tmp_path: Path) ->
 
 
 def test_a_server_that_was_killed_is_noticed() -> None:
-    process = subprocess.Popen(["sleep", "60"], stderr=subprocess.PIPE, text=True)
+    process = ChildProcess(["sleep", "60"])
     beside = Beside(process, Status("starting"))
     beside.follow()
     beside.check()
@@ -125,7 +125,8 @@ def test_a_server_that_was_killed_is_noticed() -> None:
 
 
 def test_a_triton_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = Beside(subprocess.Popen(["sleep", "60"], text=True), Status("starting"))
+    beside = Beside(ChildProcess(["sleep", "60"]), Status("starting"))
+    beside.follow()
     beside.is_starting = False
     model = ModelReport("m", State.LOADING, "Triton ended: killed by SIGKILL")
     report = ServerReport(State.LOADING, "u", models=(model,), pid=beside.process.pid)
@@ -140,7 +141,7 @@ def test_a_triton_that_is_started_again_is_waited_for(monkeypatch: pytest.Monkey
 def test_why_a_server_has_ended_is_not_shown_as_progress_too() -> None:
     steps: list[str] = []
     lines = ["llmserve: loading m\n", "llmserve: m failed to load\n"]
-    process: Any = SimpleNamespace(stderr=lines, poll=lambda: 1)
+    process: Any = SimpleNamespace(stderr=lines, poll=lambda: 1, killed_by="")
     status: Any = SimpleNamespace(update=steps.append)
     beside = Beside(process, status)
     beside.follow()

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve.contract.report import ServerReport, State
-from llmserve.server import Running
+from llmserve.server import Running, Serving
 from llmserve_cli import serve as serve_module
 from llmserve_cli.group import cli
 from llmserve_cli.openness import reach
@@ -54,11 +54,12 @@ def test_a_file_of_keys_that_is_not_there_is_refused_before_a_build(
 
 
 def test_what_is_loaded_on_demand_is_listed_with_the_addresses() -> None:
+    supervisor: Any = None
     server: Any = SimpleNamespace(
         ports=SimpleNamespace(host="127.0.0.1"), runtime="Triton", log_file="log", http_url="h",
         grpc_url="g", metrics_url="m", failures={}, models=dict, stand_ins=dict,
     )  # fmt: skip
-    lines = serve_module._summary([server], [], ["a", "b"]).splitlines()
+    lines = serve_module._summary(Serving([server], [], supervisor, []), ["a", "b"]).splitlines()
     assert lines[-2:] == ["  on demand: a, b", "Ctrl-C stops it."]
     assert not any(line.startswith("  models") for line in lines)
 

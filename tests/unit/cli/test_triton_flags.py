@@ -19,8 +19,8 @@ from llmserve.contract.container import (
 from llmserve.errors import UsageError
 from llmserve.server import ServerSettings
 from llmserve.server.find.launch import Instance, triton_args
-from llmserve.server.run.tracing import trace_arguments
 from llmserve.server.settings import Ports
+from llmserve.server.tracing import trace_arguments
 from llmserve_cli.group import cli
 from llmserve_cli.triton_flags import triton_arguments
 

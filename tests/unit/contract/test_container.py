@@ -39,7 +39,6 @@ from llmserve.server.find.launch import (
     prepare_binary,
     triton_args,
 )
-from llmserve.server.run.tracing import trace_arguments
 from llmserve.server.settings import Ports
 from tests.wire import ADDED, header, newest, over_grpc
 
@@ -91,9 +90,7 @@ def emitted(triton: Release, folder: Path) -> Iterator[Sequence[str]]:
     yield from (json.loads(t.partition("CMD ")[2].replace("\\\n", "")) for t in texts)
     instance = Instance(Ports(LOOPBACK, 1, 2, 3), folder, "llmserve-x")
     for renewable in (False, True):
-        settings = ServerSettings(
-            folder, renewable=renewable, extra_args=trace_arguments("http://c")
-        )
+        settings = ServerSettings(folder, renewable=renewable, otlp_endpoint="http://c")
         yield triton_args(settings, instance, triton)
         arguments = docker_arguments(settings, instance, triton, gpus=True)
         yield arguments[arguments.index("tritonserver") :]

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from llmserve.builder.causal import place_instances
 from llmserve.builder.plan import known_options
+from llmserve.contract.options import SAMPLING, STOP_WORDS
+from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
 from llmserve.errors import ConfigError, OptionError, UsageError
 from llmserve.names import check_model_name, model_name_from, near
 from llmserve.plugins.options import INT32_MAX, Option, parse_assignments, resolve
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
 from llmserve.repository import config as modelconfig
-from llmserve.runtime.contract import SAMPLING, STOP_WORDS, TEXT_INPUT, TEXT_OUTPUT
 
 OPTIONS = (
     Option("size", 8, "A size.", minimum=0, maximum=64),

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from llmserve import hookimpl
-from llmserve.builder.plan import BuildSpec, make_plan, suited_recipe
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.contract.tensors import Tensor
 from llmserve.errors import PluginError
 from llmserve.plugins.api import _CHANGES, API
 from llmserve.plugins.options import Option
 from llmserve.plugins.registry import Plugin, Registry, find_plugins
 from llmserve.plugins.roles import Backend, Formatter, Recipe, Tokenizer
-from llmserve.runtime.contract import Tensor
-from llmserve.server import ServerSettings, find_problems
+from llmserve.server import ServerSettings
+from llmserve.server.checks import find_problems
 from llmserve.testing.command import run
 from tests.support import ROOT, install
 
@@ -234,7 +235,7 @@ def test_the_default_recipe_is_the_one_that_suits_the_device(device: str, expect
     ranks["mole"] = {"cpu": 1, "cuda": 1}
     recipes = [Recipe(name=n, summary="", generator="", suits=suits) for n, suits in ranks.items()]
     registry = registry_of(acme=module(llmserve_register_recipes=lambda: recipes))
-    recipe, why = suited_recipe(registry, device)
+    recipe, why = registry.recipe_for(device)
     assert recipe.name == expected
     if device == "cpu":
         assert why == "first choice for cpu, before mole, before tortoise"
@@ -242,7 +243,7 @@ def test_the_default_recipe_is_the_one_that_suits_the_device(device: str, expect
 
 def test_without_a_suitable_recipe_a_plugin_must_be_named() -> None:
     with pytest.raises(PluginError, match="suits cpu: name one with --plugin"):
-        suited_recipe(registry_of(), "cpu")
+        registry_of().recipe_for("cpu")
 
 
 # Installed packages.

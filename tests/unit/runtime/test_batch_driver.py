@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.contract.tensors import Tensor
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.text_formatter import TextFormatter
-from llmserve.runtime.contract import Tensor
 from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Answer, Tokenizer

@@ -12,13 +12,13 @@ import pytest
 
 from llmserve.builder.build import contract_of
 from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.contract.tensors import Tensor
 from llmserve.plugins.registry import Entry, Registry, find_plugins
 from llmserve.plugins.roles import Formatter, Generator, Recipe
 from llmserve.runtime import contract
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.sampling import Sampler
 from llmserve.runtime.answer.text_formatter import TextFormatter
-from llmserve.runtime.contract import Tensor
 from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.names import SCHEMA
 from llmserve.contract.shared_stream import NUMBER
-from llmserve.runtime.contract import SCHEMA
 from llmserve.runtime.model import TritonPythonModel
 from llmserve.testing import FakeBackendUtils, FakeRequest
 

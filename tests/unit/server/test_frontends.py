@@ -39,7 +39,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     monkeypatch.setattr(Registry, "load", lambda: registry)
     frontends = RequestedFrontends(names, None, PLACE)
     frontends.choose_places({})
-    return [chosen.name for chosen, _ in frontends._places]
+    return [chosen.name for chosen, _ in frontends.places]
 
 
 def test_only_defaults_are_started_unless_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

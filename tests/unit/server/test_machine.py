@@ -12,11 +12,13 @@ import pytest
 
 import llmserve
 from llmserve.builder.weights.stored import read_stored
+from llmserve.contract.serve_options import Runtime
 from llmserve.repository.repository import Model
-from llmserve.server import Runtime, ServerSettings, settings_of_each
+from llmserve.server import ServerSettings
 from llmserve.server.run import machine
 from llmserve.server.run.guard import LOCK
 from llmserve.server.run.process import sweep
+from llmserve.server.startup import settings_of_each
 
 PLENTY = {
     "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n",

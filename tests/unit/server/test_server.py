@@ -23,12 +23,9 @@ from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
 from llmserve.server import (
     ServerSettings,
-    find_problems,
-    first_available,
-    port_problems,
     startup,
-    with_dependents,
 )
+from llmserve.server.checks import find_problems, first_available, with_dependents
 from llmserve.server.find import embedded, stub_site
 from llmserve.server.find.launch import (
     Instance,
@@ -39,7 +36,7 @@ from llmserve.server.find.launch import (
 from llmserve.server.run.log import LoadProgress, ServerLog, in_plain_words
 from llmserve.server.run.readiness import ModelsFailedError
 from llmserve.server.server import Server, stand_ins
-from llmserve.server.settings import Ports, choose_ports
+from llmserve.server.settings import Ports, choose_ports, port_problems
 from llmserve.testing.web import metrics_page
 
 CURRENT = release(NEWEST)

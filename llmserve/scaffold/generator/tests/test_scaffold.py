@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from llmserve.plugin import demo_model_path
 from llmserve.runtime import BatchDriver, Generator, TransformersTokenizer
-from llmserve.testing import FakeRequest, demo_model_path, make_parts
+from llmserve.testing import FakeRequest, make_parts
 from llmserve.scaffold.generator.generator import ScaffoldGenerator
 
 SETTINGS = {"path": ".", "device": "cpu", "dtype": "float32"}

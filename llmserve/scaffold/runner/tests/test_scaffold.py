@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.plugin import demo_model_path
 from llmserve.runtime import Chunk, Generation, Params, TransformersTokenizer
-from llmserve.testing import demo_model_path
 from llmserve.scaffold.runner import generator
 
 TOKENIZER = TransformersTokenizer({"path": "."}, demo_model_path())

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.plugin import ModelSourceError, OptionError
+from llmserve.plugin import ModelSourceError, OptionError, demo_model_path
 from llmserve.runtime import IncrementalDecoder, RequestError, Tokenizer
-from llmserve.testing import demo_model_path
 from llmserve.scaffold.tokenizer.tokenizer import ScaffoldTokenizer
 
 RECIPE = "scaffold"

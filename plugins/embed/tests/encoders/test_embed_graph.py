@@ -14,7 +14,8 @@ import torch
 
 import llmserve
 from llmserve.errors import LLMServeError
-from llmserve.testing import check_repository, read_config
+from llmserve.plugin import check_repository
+from llmserve.testing import read_config
 from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, save_graph
 from llmserve_embed.graph import POOLINGS, GraphNetwork
 from llmserve_embed.network import TorchNetwork, logits, pooled

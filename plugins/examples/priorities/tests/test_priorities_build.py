@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.plugin import IncompatibleError, OptionError
-from llmserve.testing import check_repository, read_config
+from llmserve.plugin import IncompatibleError, OptionError, check_repository
+from llmserve.testing import read_config
 from llmserve_priorities.queues import Queue, parse_queues
 
 REJECT, DELAY = 0, 1

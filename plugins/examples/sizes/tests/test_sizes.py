@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.testing import demo_model_path
+from llmserve.plugin import demo_model_path
 from llmserve.testing.command import run
 
 WEIGHTS = demo_model_path() / "model.safetensors"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.plugin import ModelSourceError, OptionError
-from llmserve.testing import demo_model_path
+from llmserve.plugin import ModelSourceError, OptionError, demo_model_path
 
 
 @pytest.fixture

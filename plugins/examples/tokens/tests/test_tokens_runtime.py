@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from llmserve.plugin import demo_model_path
 from llmserve.runtime import RequestError, TransformersTokenizer
-from llmserve.testing import demo_model_path
 from llmserve_tokens.chat import ChatTemplate
 from llmserve_tokens.runtime import FileTokenizer
 

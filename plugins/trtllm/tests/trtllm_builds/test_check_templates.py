@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmserve.plugin import CheckedModel
-from llmserve.testing import check_repository, read_config
+from llmserve.plugin import CheckedModel, check_repository
+from llmserve.testing import read_config
 from llmserve_trtllm.check import check_model
 
 from .building import cases, engine_of

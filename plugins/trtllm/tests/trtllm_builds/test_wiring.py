@@ -16,7 +16,8 @@ import pytest
 
 import llmserve
 from llmserve.errors import LLMServeError
-from llmserve.testing import check_repository, read_config
+from llmserve.plugin import check_repository
+from llmserve.testing import read_config
 from llmserve.testing.command import run
 from llmserve_trtllm.refusals import refused_requests
 from llmserve_trtllm.versions import CONTAINERS, Version, container_of, unread
