@@ -73,6 +73,10 @@ class ModelKindError(ModelSourceError):
         self.architectures = tuple(architectures)
 
 
+class UnservedError(ModelSourceError):
+    """A model with a part that the generator cannot compute; ``hint`` names a plugin that can."""
+
+
 class IncompatibleError(ConfigError):
     """Components that cannot work together; ``hint`` names ones that can."""
 

@@ -60,6 +60,7 @@ from llmserve.errors import OptionError as OptionError
 from llmserve.errors import OutputError as OutputError
 from llmserve.errors import PluginError as PluginError
 from llmserve.errors import ShortageError as ShortageError
+from llmserve.errors import UnservedError as UnservedError
 from llmserve.errors import UsageError as UsageError
 from llmserve.names import near as near
 from llmserve.packages import install_command as install_command

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
+from llmserve.runtime.torch.small import NEAR, small_model
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["context_length", "eos_ids", "load", "original_length", "try_imports"]
+__all__ = [
+    "NEAR", "context_length", "eos_ids", "load", "original_length", "small_model", "try_imports",
+]  # fmt: skip
 
 LOG = logging.getLogger(__name__)
 

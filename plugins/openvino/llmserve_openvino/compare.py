@@ -8,7 +8,7 @@ a part.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,10 @@ _RANGE = 12
 _PART = 300 << 20
 # As many tokens as are enough for a part.
 _TOKENS = 4096
+_SCORED = 0.25
+"""The share of a comparison after which only the model's own answers are left."""
+LENGTHS = (96, 44, 13)
+"""Of the texts that are compared."""
 
 
 def parts(model: Any, stored: StoredWeights, limit: int = _PART) -> Iterator[float]:
@@ -108,45 +112,73 @@ def difference(
     stored: StoredWeights,
     converted: Any,
     tell: Callable[[float], None] = lambda _: None,
+    lengths: Sequence[int] = LENGTHS,
 ) -> float:
     """Return by how much log-probabilities of the converted model differ from the model's own.
 
-    It tells the share of the comparison that is done.
+    Texts of several lengths are computed together, each in pieces. It tells the share of the
+    comparison that is done.
     """
     exact = {
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
-    runner = OpenVinoRunner(converted.clone(), exact, cache_tokens=6 * PAGE_SIZE)
     text_config = model.config.get_text_config()
-    limit = min(window(text_config) or 96, text_config.max_position_embeddings or 96, 96)
+    context = getattr(text_config, "max_position_embeddings", None) or max(lengths)
     vocabulary = min(text_config.vocab_size, _TOKENS)
-    rng, worst = np.random.default_rng(0), 0.0
-    lengths = (13, limit // 3 + 12, limit)
-    for count, length in enumerate(lengths):
-        ids = rng.integers(vocabulary, size=min(length, limit)).tolist()
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(vocabulary, size=min(n, context)).tolist() for n in lengths]
+    pages = sum(-(-len(text) // PAGE_SIZE) for text in texts)
+    tell(0)
+    runner = OpenVinoRunner(converted.clone(), exact, cache_tokens=pages * PAGE_SIZE)
+    found, worst = _scores(runner, texts), 0.0
+    tell(_SCORED)
+    for count, (text, rows) in enumerate(zip(texts, found, strict=True), 1):
         with torch.inference_mode(), stored.computing():
-            expected = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        tell((count + 0.5) / len(lengths))
-        found = torch.tensor(_scores(runner, ids)).log_softmax(-1)
+            expected = model(input_ids=torch.tensor([text])).logits[0].float().log_softmax(-1)
         # Of the likeliest tokens: a product's last digits are large where a score is far below.
         likely = expected >= expected.max(dim=-1, keepdim=True).values - _RANGE
-        worst = max(worst, float((found - expected)[likely].abs().max()))
-        tell((count + 1) / len(lengths))
+        own = torch.tensor(rows).log_softmax(-1)
+        # A number that is none is no small difference.
+        worst = max(worst, float((own - expected)[likely].abs().nan_to_num(torch.inf).max()))
+        tell(_SCORED + count / len(texts) * (1 - _SCORED))
     return worst
 
 
-def _scores(runner: OpenVinoRunner, ids: list[int]) -> Any:
-    """Compute ids in two pieces of a prompt and single tokens, in pages that are not in order."""
-    pages = [4, 1, 3, 0][: -(-len(ids) // PAGE_SIZE)]
-    singles = range(len(ids) - 6, len(ids))
-    starts = [0, singles[0] // 2, *singles, len(ids)]
-    rows: list[Any] = []
-    for start, stop in itertools.pairwise(starts):
-        logits = runner.run([Chunk(ids[start:stop], start, pages, stop - start)])
-        rows += [logits.row(row).copy() for row in range(stop - start)]
-    return np.stack(rows)
+def _scores(runner: OpenVinoRunner, texts: Sequence[list[int]]) -> list[Any]:
+    """Compute texts together: in pieces of prompts, then single tokens, in pages not in order."""
+    pages, rows = _pages(texts), [[] for _ in texts]  # type: tuple[list[list[int]], list[list[Any]]]
+    pieces = [_pieces(len(text)) for text in texts]
+    while any(pieces):
+        chunks = []
+        for number, (text, left) in enumerate(zip(texts, pieces, strict=True)):
+            if left:
+                start, stop = left.pop(0)
+                owned = pages[number][: -(-stop // PAGE_SIZE)]
+                chunks.append((number, Chunk(text[start:stop], start, owned, stop - start)))
+        # The engine passes single tokens first.
+        chunks.sort(key=lambda each: not each[1].single)
+        logits, row = runner.run([chunk for _, chunk in chunks]), 0
+        for number, chunk in chunks:
+            for _ in chunk.ids:
+                rows[number].append(logits.row(row).copy())
+                row += 1
+    return [np.stack(each) for each in rows]
+
+
+def _pages(texts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return pages for each text, dealt out from the last to the first."""
+    counts = [-(-len(text) // PAGE_SIZE) for text in texts]
+    free = list(range(sum(counts)))
+    return [[free.pop(0 if page % 2 else -1) for page in range(count)] for count in counts]
+
+
+def _pieces(length: int) -> list[tuple[int, int]]:
+    """Return two pieces of a text, then its last tokens one by one."""
+    singles = range(max(1, length - 6), length)
+    starts = sorted({0, max(1, singles[0] // 2), *singles, length})
+    return list(itertools.pairwise(starts))
 
 
 def window(config: Any) -> int | None:

@@ -17,6 +17,7 @@ from llmserve.plugin import (
     OutputError,
     PluginError,
     ShortageError,
+    UnservedError,
     allowed,
     check_causal,
     draft_context,
@@ -29,7 +30,8 @@ from llmserve.runtime.causal import original_length
 _FOLDER = "openvino"
 _NOT_WRITTEN = 74
 _NO_MEMORY = 71
-"""Both as in the converter, whose imports take seconds."""
+_UNSERVED = 69
+"""All as in the converter, whose imports take seconds."""
 _FULL = 1 << 20
 """The bytes below which a disk is full: the last of it is too little for what was written."""
 _DRAFT = "draft"
@@ -56,17 +58,13 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     draft = draft_context(context)
     config, length = source.config(), _length(source.config())
     text_config = config.get("text_config") or config
-    placement, window = _place_or_convert(context, _FOLDER)
-    if window and (length is None or window < length):
-        context.report(f"its context is limited to its sliding window of {window} tokens")
-        length = window
-    stretched = original_length(text_config)
-    if stretched and (length is None or stretched < length):
+    placement, served = _place_or_convert(context, _FOLDER)
+    if served and (length is None or served < length):
         context.report(
-            f"of its context of {length} tokens, {stretched} are served: beyond them longrope "
-            "rotates all tokens differently, which openvino cannot do; hf serves all"
+            f"of its context of {length} tokens, {served} are served: beyond them it attends or "
+            "rotates differently, which openvino cannot do; hf serves all"
         )
-        length = stretched
+        length = served
     dtype = text_config.get("dtype") or text_config.get("torch_dtype")
     return {
         **placement,
@@ -86,16 +84,16 @@ def _length(config: Mapping[str, Any]) -> int | None:
 
 
 def _place_draft(context: BuildContext) -> Mapping[str, Any]:
-    placement, window = _place_or_convert(context, _DRAFT)
-    config = context.source.config()
-    stretched = original_length(config.get("text_config") or config)
-    lengths = [length for length in (_length(config), window, stretched) if length]
+    placement, served = _place_or_convert(context, _DRAFT)
+    lengths = [length for length in (_length(context.source.config()), served) if length]
     return {"draft": placement["path"], "draft_length": min(lengths, default=None)}
 
 
 def _place_or_convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
+    """Return where it is, and up to which length it is exact; None if it always is."""
     if (context.source.path / _MODEL).is_file():
-        return _place(context, folder), None
+        config = context.source.config()
+        return _place(context, folder), original_length(config.get("text_config") or config)
     return _convert(context, folder)
 
 
@@ -137,9 +135,9 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
     target = context.folder / folder
     _run(context, target, {name: options[name] for name in _CONVERSION_OPTIONS})
     facts = target / "facts.json"
-    window: int | None = json.loads(facts.read_text(encoding="utf-8"))["window"]
+    served: int | None = json.loads(facts.read_text(encoding="utf-8"))["served"]
     facts.unlink()
-    return {"path": folder}, window
+    return {"path": folder}, served
 
 
 def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> None:
@@ -167,8 +165,10 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
             f"{ended.reason}",
             hint="raise the limit, or end other programs",
         )
+    if ended.code == _UNSERVED:
+        raise UnservedError(f"openvino cannot serve {source.asked}: it {ended.reason}")
     if ended.code:
-        raise ModelSourceError(
+        raise UnservedError(
             f"{source.asked} could not be converted to OpenVINO: {ended.reason}",
             hint="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
             "a separate environment and name that folder",

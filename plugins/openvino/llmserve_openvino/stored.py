@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from llmserve_openvino.experts import StoredExperts, is_experts, product_extension
 from llmserve_openvino.packed import PackedWeight, product_weight, table_weight
 
 _LAYERS = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
@@ -51,6 +53,10 @@ class StoredLayer:
         self.bias: torch.Tensor | None = getattr(module, "bias", None)
         # A few families multiply what their table has by a number.
         self._scale: torch.Tensor | None = getattr(module, "embed_scale", None)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [self.weight]
 
     def hide(self) -> None:
         """Put placeholders where the weights were; the stored ones stay reachable for a trace."""
@@ -124,9 +130,15 @@ class StoredWeights:
     """All large weights of a model, each as it is stored."""
 
     def __init__(
-        self, model: torch.nn.Module, packed: Mapping[torch.nn.Module, PackedWeight] | None = None
+        self,
+        model: torch.nn.Module,
+        packed: Mapping[torch.nn.Module, PackedWeight] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Read a model; the weights of modules in ``packed``, which are readable, are these."""
+        """Read a model; the weights of modules in ``packed``, which are readable, are these.
+
+        ``folder`` is where weights go that have to be arranged anew.
+        """
         packed = {} if packed is None else packed
         weights = {
             module: weight.in_bytes() if isinstance(module, torch.nn.Embedding) else weight
@@ -138,18 +150,21 @@ class StoredWeights:
             for module in model.modules()
             if is_readable(module)
         }
-        for layer in self.layers.values():
+        self.experts = {m: StoredExperts(m, folder) for m in model.modules() if is_experts(m)}
+        self._replaceable: dict[torch.nn.Module, StoredLayer | StoredExperts]
+        self._replaceable = {**self.layers, **self.experts}
+        for layer in self._replaceable.values():
             layer.hide()
         for module in model.modules():
-            if module not in self.layers:
+            if module not in self._replaceable:
                 _widen(module)
 
     def bytes_in_float32(self, part: torch.nn.Module) -> int:
         """Return what a part's weights would take in float32; a tied one counts once."""
         weights: dict[int, int] = {}
         for module in part.modules():
-            layer = self.layers.get(module)
-            own = module.parameters(recurse=False) if layer is None else [layer.weight]
+            layer = self._replaceable.get(module)
+            own = module.parameters(recurse=False) if layer is None else layer.weights
             weights |= {weight.data_ptr(): weight.numel() for weight in own}
         return 4 * sum(weights.values())
 
@@ -167,11 +182,12 @@ class StoredWeights:
         model.validate_nodes_and_infer_types()
 
     @contextmanager
-    def extensions(self) -> Iterator[list[ModuleExtension]]:
+    def extensions(self) -> Iterator[list[Any]]:
         """Let OpenVINO read the weights; what it leaves behind would be in the way of the next."""
-        before = {module: set(vars(module)) for module in self.layers}
+        before = {module: set(vars(module)) for module in self._replaceable}
+        modules = [layer.extension() for layer in self._replaceable.values()]
         try:
-            yield [layer.extension() for layer in self.layers.values()]
+            yield [product_extension(), *modules]
         finally:
             for module, names in before.items():
                 for name in set(vars(module)) - names:
@@ -180,23 +196,23 @@ class StoredWeights:
     @contextmanager
     def shapes_only(self) -> Iterator[None]:
         """Let the model compute shapes, and read no weight."""
-        with self._replaced(StoredLayer.shape_only):
+        with self._replaced(lambda layer, *values: layer.shape_only(*values)):
             yield
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Let the model compute in float32, with one weight widened at a time."""
-        with self._replaced(StoredLayer.compute):
+        with self._replaced(lambda layer, *values: layer.compute(*values)):
             yield
 
     @contextmanager
-    def _replaced(self, compute: Callable[[StoredLayer, torch.Tensor], torch.Tensor]) -> Any:
-        for module, layer in self.layers.items():
-            module.forward = lambda values, layer=layer: compute(layer, values)
+    def _replaced(self, compute: Callable[..., torch.Tensor]) -> Any:
+        for module, layer in self._replaceable.items():
+            module.forward = partial(compute, layer)
         try:
             yield
         finally:
-            for module in self.layers:
+            for module in self._replaceable:
                 del module.forward
 
 
@@ -250,11 +266,7 @@ def _widen(module: torch.nn.Module) -> None:
 
 def load(source: Path, settings: dict[str, Any]) -> Any:
     """Return a model with its parameters as they are stored, and all else in float32."""
-    options = {
-        "trust_remote_code": settings["trust_remote_code"],
-        "attn_implementation": "sdpa",
-        "local_files_only": True,
-    }
+    options = _options(settings)
     dtype = _stored_type(source)
     model = AutoModelForCausalLM.from_pretrained(
         source, dtype=dtype, use_safetensors=None if settings["pickle"] else True, **options
@@ -262,6 +274,14 @@ def load(source: Path, settings: dict[str, Any]) -> Any:
     if dtype is not torch.float32:
         _compute_buffers_again(model, source, options)
     return model.requires_grad_(False)
+
+
+def read_config(source: Path, settings: dict[str, Any]) -> Any:
+    return AutoConfig.from_pretrained(source, **_options(settings))
+
+
+def _options(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"trust_remote_code": settings["trust_remote_code"], "local_files_only": True}
 
 
 def _stored_type(source: Path) -> torch.dtype:
@@ -284,9 +304,7 @@ def _compute_buffers_again(model: Any, source: Path, options: dict[str, Any]) ->
     stored = set(model.state_dict())
     if not rounded - stored:
         return
-    config = AutoConfig.from_pretrained(
-        source, trust_remote_code=options["trust_remote_code"], local_files_only=True
-    )
+    config = AutoConfig.from_pretrained(source, **options)
     with _without_parameters():
         exact = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=options["trust_remote_code"]

@@ -18,7 +18,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 import llmserve
 from llmserve.errors import IncompatibleError, ModelSourceError, OptionError, PluginError
-from llmserve.plugin import BuildSpec, PartDone, build_spec, demo_model_path
+from llmserve.plugin import BuildSpec, PartDone, UnservedError, build_spec, demo_model_path
 
 pytestmark = pytest.mark.long
 
@@ -214,16 +214,41 @@ def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
         assert most < 1.5e9 < 0.45e9 + 3 * 2 * size
 
 
-def test_a_model_with_a_sliding_window_is_served_within_it(tmp_path: Path) -> None:
+def test_a_model_with_a_sliding_window_is_served_beyond_it(tmp_path: Path) -> None:
     model = small_model(tmp_path / "model", "Mistral", sliding_window=40, num_key_value_heads=2)
     built = llmserve.build("openvino", str(model), output=tmp_path / "repository")
-    assert built.manifest.components["generator"]["settings"]["context_length"] == 40
+    assert built.manifest.components["generator"]["settings"]["context_length"] == 256
 
 
-def test_a_model_that_openvino_converts_wrongly_is_refused(tmp_path: Path) -> None:
-    """Its positions are in its mask, which OpenVINO would leave out."""
-    model = small_model(tmp_path / "model", "Falcon", alibi=True, multi_query=False)
-    with pytest.raises(ModelSourceError, match="answers differ from the model's own") as caught:
+@pytest.mark.parametrize("weight_format", ["auto", "int8"])
+def test_experts_are_stored_in_the_requested_format(tmp_path: Path, weight_format: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 8}
+    source = small_model(tmp_path / "model", "Qwen3Moe", **sizes)
+    AutoModelForCausalLM.from_pretrained(source).to(torch.bfloat16).save_pretrained(source)
+    options: dict[str, Any] = {"weight_format": weight_format}
+    built = llmserve.build("openvino", str(source), output=tmp_path / "repository", **options)
+    written = (model_folder(built) / "openvino_model.bin").stat().st_size
+    stored = (source / "model.safetensors").stat().st_size
+    assert 0.45 * stored < written < (0.75 if weight_format == "int8" else 1.05) * stored
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("Falcon", {"alibi": True, "multi_query": False}, "is computed differently by OpenVINO"),
+        ("Mamba", {}, "keep a state"),
+        ("Gemma2", {"head_dim": 8}, "caps its attention scores"),
+    ],
+)
+def test_a_model_that_cannot_be_computed_is_refused(
+    tmp_path: Path, family: str, settings: dict[str, Any], words: str
+) -> None:
+    """Before its weights are read, with the part that it is because of."""
+    model = small_model(tmp_path / "model", family, **settings)
+    with pytest.raises(UnservedError, match=words) as caught:
         llmserve.build("openvino", str(model), output=tmp_path / "repository")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "repository").exists()
@@ -239,14 +264,6 @@ def test_pickled_weights_are_not_read_unasked(tmp_path: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"no file named model\.safetensors"):
         llmserve.build("openvino", str(model), output=tmp_path / "refused")
     llmserve.build("openvino", str(model), output=tmp_path / "allowed", pickle=True)
-
-
-def test_a_model_that_cannot_be_converted_is_reported_in_one_line(tmp_path: Path) -> None:
-    model = small_model(tmp_path / "model", "Mamba")
-    with pytest.raises(ModelSourceError, match="could not be converted") as caught:
-        llmserve.build("openvino", str(model), output=tmp_path / "repository")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "repository").exists()
 
 
 def test_a_full_disk_is_no_fault_of_the_model(tmp_path: Path) -> None:

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from llmserve.plugin import UnservedError
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_openvino.compare import difference, parts
-from llmserve_openvino.convert import convert
 from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
 from llmserve_openvino.stored import StoredWeights
+from llmserve_openvino.trace import convert
+from llmserve_openvino.trial import Trial, try_small
 
 # Tracing warns of what the comparison with the original would show.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -78,6 +81,45 @@ def answers(runner: Runner, seed: int) -> list[tuple[list[int], list[float]]]:
     ]
 
 
+# Beyond every window, beside others, and to more than one expert.
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 48, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+    "sliding_window": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "mistral": {}, "qwen3_moe": {}, "mixtral": {},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0], "laurel_rank": 8,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+        "intermediate_size": [48] * 4,
+    },
+    "deepseek_v3": {
+        "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "head_dim": 8,
+        "num_key_value_heads": 4, "first_k_dense_replace": 1, "num_attention_heads": 4,
+    },
+}  # fmt: skip
+
+
+def other_model(family: str) -> Any:
+    """Return a random model of a family that is not among the small models of all tests."""
+    kind = transformers.CONFIG_MAPPING[family]
+    known = kind().to_dict()
+    sizes = {name: value for name, value in _SIZES.items() if name in known}
+    config = kind(**{**sizes, **OTHERS[family], "vocab_size": VOCAB, "pad_token_id": 0})
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(6)
+    return model.requires_grad_(False)
+
+
 # All sequences of the test are within the original length, where a build ends the context.
 _ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 90}
 LONGROPE = {
@@ -88,11 +130,14 @@ LONGROPE = {
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [*((family, {}) for family in FAMILIES), pytest.param("phi3", LONGROPE, id="longrope")],
+    [
+        *((family, {}) for family in FAMILIES),
+        *(pytest.param(family, {}, marks=pytest.mark.long) for family in OTHERS),
+        pytest.param("phi3", LONGROPE, id="longrope"),
+    ],
 )
 def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, Any]) -> None:
-    model = make_model(family, **changes)
-    model.set_attn_implementation("sdpa")
+    model = other_model(family) if family in OTHERS else make_model(family, **changes)
     converted = convert(other := deepcopy(model), StoredWeights(other))
     runner = OpenVinoRunner(converted, EXACT, cache_tokens=64 * PAGE_SIZE)
     for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
@@ -103,7 +148,6 @@ def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, A
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_large_model_is_compared_layer_by_layer(family: str) -> None:
     model = make_model(family)
-    model.set_attn_implementation("sdpa")
     original = deepcopy(model)
     stored = StoredWeights(model.to(torch.bfloat16))
     layers = original.config.num_hidden_layers
@@ -116,3 +160,32 @@ def test_a_large_model_is_compared_layer_by_layer(family: str) -> None:
         logits = model(input_ids=ids).logits
         expected = original.to(torch.bfloat16).float()(input_ids=ids).logits
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("config", "served"),
+    [
+        (transformers.Gemma3TextConfig(), None),
+        (transformers.DeepseekV3Config(), None),
+        (transformers.GptOssConfig(), None),
+        (transformers.Llama4TextConfig(), 8192),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_a_small_model_shows_how_far_a_kind_is_exact(config: Any, served: int | None) -> None:
+    assert try_small(config) == Trial(served, is_done=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (transformers.Gemma2Config(), "caps its attention scores"),
+        (transformers.Lfm2Config(layer_types=["conv", "full_attention"] * 16), "keep a state"),
+        (transformers.GPTJConfig(), "attention of a kind that OpenVINO cannot read"),
+    ],
+    ids=lambda value: getattr(value, "model_type", "part"),
+)
+def test_a_small_model_shows_what_cannot_be_computed(config: Any, words: str) -> None:
+    with pytest.raises(UnservedError, match=words):
+        try_small(config)

@@ -10,7 +10,6 @@ import torch
 
 from llmserve.testing.tiny_models import make_model
 from llmserve_openvino.compare import difference, parts
-from llmserve_openvino.convert import convert
 from llmserve_openvino.library import openvino as ov
 from llmserve_openvino.packed import (
     Kind,
@@ -21,6 +20,7 @@ from llmserve_openvino.packed import (
     unpacked,
 )
 from llmserve_openvino.stored import StoredWeights, is_readable
+from llmserve_openvino.trace import convert
 
 KINDS: tuple[Kind, ...] = ("u4", "u8", "i8")
 ZEROS = ("none", "one", "whole", "float16")

@@ -1,0 +1,152 @@
+"""Attention as a trace has it: in the form that OpenVINO replaces by one that reads pages.
+
+A model's own attention, of any kind, is traced as one operation for each layer, with the mask that
+the model makes. The cache is kept here, and not where the model puts it: what a model derives from
+its cache (such as keys from a smaller vector) is derived once for each token then, and what layers
+share is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+
+from llmserve.plugin import UnservedError
+
+ATTENTION = "llmserve_openvino"
+STATE = "has layers that keep a state (linear attention, a convolution or a recurrence)"
+
+
+class Past(DynamicCache):  # type: ignore[misc]
+    """The cache of a single pass: new keys and values are appended to the past ones.
+
+    ``past`` is in the order in which layers attend; there is none in a pass that finds the shapes.
+    """
+
+    def __init__(self, past: Sequence[Tensor] = (), *, is_attending: bool = True) -> None:
+        super().__init__()
+        self._past = past
+        self.is_attending = is_attending
+        """Whether the model calls the attention here, which appends. Otherwise ``update`` does."""
+        self.present: list[Tensor] = []
+        self._appended: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of a layer; those of one before, if it has passed its own."""
+        for known, known_value, keys, values in self._appended:
+            if known is key and known_value is value:
+                return keys, values
+        keys, values = key, value
+        if self._past:
+            past = self._past[len(self.present) :]
+            keys, values = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        self.present += [keys, values]
+        self._appended.append((key, value, keys, values))
+        return keys, values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        del layer_idx, args, kwargs
+        if self.is_attending:
+            return key_states, value_states
+        return self.append(key_states, value_states)
+
+    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
+        del args, kwargs
+        return self._past[0].shape[2] if self._past else 0
+
+    def get_mask_sizes(self, query_length: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        del args, kwargs
+        if isinstance(query_length, Tensor) and query_length.ndim:
+            query_length = query_length.shape[0]
+        return self.get_seq_length() + query_length, 0
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnservedError(STATE)
+
+    has_previous_state = get_conv_state = get_recurrent_state = _refuse
+    update_conv_state = update_recurrent_state = _refuse
+
+    def update_indexer(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnservedError("chooses what it attends to with an index of its own")
+
+
+class Attention:
+    """The attention of one pass over a cache; transformers calls it for each layer."""
+
+    def __init__(self, cache: Past) -> None:
+        self._cache = cache
+        AttentionInterface.register(ATTENTION, self)
+
+    def __call__(
+        self,
+        _module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        if softcap is not None:
+            raise UnservedError("caps its attention scores (attn_logit_softcapping)")
+        if position_bias is not None or attention_mask is None:
+            raise UnservedError("has a mask of its own in its attention")
+        keys, values = self._cache.append(key, value)
+        count = query.shape[1] // key.shape[1]
+        keys, values = _repeat(keys, count), _repeat(values, count)
+        sinks = getattr(_module, "sinks", None) if s_aux is None else s_aux
+        if sinks is None:
+            output = functional.scaled_dot_product_attention(
+                query, keys, values, attention_mask, scale=scaling
+            )
+        else:
+            output = _attend_with_sinks(query, keys, values, attention_mask, scaling, sinks)
+        return output.transpose(1, 2), None
+
+
+def _repeat(tensor: Tensor, count: int) -> Tensor:
+    """Return keys or values with each head as often as queries share it."""
+    if count == 1:
+        return tensor
+    batch, heads, length, width = tensor.shape
+    spread = tensor[:, :, None].expand(batch, heads, count, length, width)
+    return spread.reshape(batch, heads * count, length, width)
+
+
+def _attend_with_sinks(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor
+) -> Tensor:
+    """Attend with one more score for each head, which takes its share and adds no value."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query, keys.transpose(2, 3)) * scale + mask
+    own = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[-2], -1)
+    scores = torch.cat([scores, own], dim=-1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    weights = functional.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1]
+    return torch.matmul(weights, values)
+
+
+@contextmanager
+def replaced(model: Any) -> Iterator[None]:
+    """Let a model compute its attention here, if it can be told to; then with its own again."""
+    Attention(Past())
+    # Numbers to add, and not what may be looked at: OpenVINO finds windows only there.
+    AttentionMaskInterface.register(ATTENTION, AttentionMaskInterface()["eager"])
+    own = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(own)

@@ -1,0 +1,128 @@
+"""Traces a transformers model as one function of new tokens and past keys and values.
+
+OpenVINO reads the trace, and the past becomes its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmserve.plugin import UnservedError
+from llmserve_openvino.attention import STATE, Attention, Past, replaced
+from llmserve_openvino.library import openvino as ov
+from llmserve_openvino.stored import StoredWeights
+
+
+class Step(torch.nn.Module):
+    """One pass over new tokens, which returns their logits and all keys and values."""
+
+    def __init__(self, model: Any, *, is_attending: bool) -> None:
+        super().__init__()
+        self._model, self._is_attending = model, is_attending
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        cache = Past(past, is_attending=self._is_attending)
+        Attention(cache)
+        output = self._model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return (output.logits, *cache.present)
+
+
+def convert(model: Any, stored: StoredWeights) -> Any:
+    """Return a transformers model as an OpenVINO model, with its past as state.
+
+    Its weights are those of the model, which has to be kept for as long.
+    """
+    with replaced(model):
+        return _convert(model, stored)
+
+
+def _convert(model: Any, stored: StoredWeights) -> Any:
+    ids = torch.tensor([[1, 2], [3, 4]])
+    with torch.inference_mode(), stored.shapes_only():
+        cache = _shapes(model, ids)
+    shapes = [tensor.shape for tensor in cache.present]
+    past = [torch.zeros(2, shape[1], 3, shape[3]) for shape in shapes]
+    mask, positions = torch.ones(2, 5, dtype=torch.long), torch.tensor([[3, 4], [3, 4]])
+    example = (ids, mask, positions, *past)
+    with stored.extensions() as extensions:
+        converted = ov.convert_model(
+            Step(model, is_attending=cache.is_attending),
+            example_input=example,
+            extension=extensions,
+        )
+    stored.put_packed(converted)
+    names = ["input_ids", "attention_mask", "position_ids"]
+    suffixes = [f"{index // 2}.{'value' if index % 2 else 'key'}" for index in range(len(past))]
+    states = {f"past_key_values.{suffix}": f"present.{suffix}" for suffix in suffixes}
+    for port, name in zip(converted.inputs, [*names, *states], strict=True):
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)
+    for port, name in zip(converted.outputs, ["logits", *states.values()], strict=True):
+        port.get_tensor().set_names({name})
+    for port in converted.inputs[:3]:
+        port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
+    for port, shape in zip(converted.inputs[3:], shapes, strict=True):
+        port.get_node().set_partial_shape(ov.PartialShape([-1, shape[1], -1, shape[3]]))
+    _reorder_past(converted, list(states))
+    manager = ov.passes.Manager()
+    manager.register_pass(ov.passes.MakeStateful(states))
+    manager.run_passes(converted)
+    _begin_empty(converted)
+    converted.validate_nodes_and_infer_types()
+    return converted
+
+
+def _shapes(model: Any, ids: torch.Tensor) -> Past:
+    """Return the cache after a pass over the beginning of a text."""
+    for is_attending in (True, False):
+        cache = Past(is_attending=is_attending)
+        Attention(cache)
+        try:
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+        except TypeError:
+            # It has no argument for such a cache.
+            break
+        if cache.present:
+            return cache
+    raise UnservedError(STATE)
+
+
+def _reorder_past(model: Any, names: Sequence[str]) -> None:
+    """Add the input that selects which row's past each row continues, as OpenVINO expects it."""
+    ops = ov.opset13
+    rows = ops.parameter([-1], ov.Type.i32, name="beam_idx")
+    rows.output(0).get_tensor().set_names({"beam_idx"})
+    model.add_parameters([rows])
+    for name in names:
+        past = model.input(name).get_node()
+        consumers = past.output(0).get_target_inputs()
+        selected = ops.gather(past, rows, ops.constant(np.int64(0)))
+        for consumer in consumers:
+            consumer.replace_source_output(selected.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _begin_empty(model: Any) -> None:
+    """Make each state begin without tokens, with one row for each prompt."""
+    ops = ov.opset13
+    shape = ops.shape_of(model.input("input_ids").get_node(), output_type="i64")
+    rows = ops.gather(shape, ops.constant(np.array([0])), ops.constant(np.int64(0)))
+    for state in model.get_ops():
+        if state.get_type_name() == "ReadValue":
+            _, heads, _, width = state.get_output_partial_shape(0)
+            rest = ops.constant(np.array([heads.get_length(), 0, width.get_length()]))
+            empty = ops.broadcast(ops.constant(np.float32(0)), ops.concat([rows, rest], 0))
+            state.set_arguments([empty])

@@ -1,0 +1,51 @@
+"""Tries a small random model of a kind before a large one of it is read.
+
+OpenVINO silently leaves out what it does not understand, such as a mask that is not causal. In a
+small model this shows at once, also where a large one would need thousands of tokens for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llmserve.plugin import IncompatibleError, UnservedError
+from llmserve.runtime.causal import NEAR, original_length, small_model
+from llmserve_openvino.compare import LENGTHS, difference, window
+from llmserve_openvino.stored import StoredWeights
+from llmserve_openvino.trace import convert
+
+TOLERANCE = 0.02
+DIFFERS = "is computed differently by OpenVINO: log-probabilities are off by {:.2g}"
+_FAR = (2 * NEAR + 54, NEAR + 20, 13)
+"""Lengths of texts beyond everything that begins at ``NEAR``."""
+
+
+class Trial(NamedTuple):
+    """What has been found."""
+
+    served: int | None
+    """Up to which length a model is computed as by itself, None if it always is."""
+    is_done: bool
+    """Whether there was a small model. Otherwise the length is that of what may be left out."""
+
+
+def try_small(config: Any) -> Trial:
+    """Try a small model; a part that cannot be computed raises an :class:`UnservedError`."""
+    text_config = config.get_text_config()
+    limits = [window(text_config), original_length(text_config.to_dict())]
+    limit = min((each for each in limits if each), default=None)
+    model = small_model(config)
+    if model is None:
+        return Trial(limit, is_done=False)
+    stored = StoredWeights(model)
+    converted = convert(model, stored)
+    try:
+        far = difference(model, stored, converted, lengths=_FAR)
+    except IncompatibleError:
+        raise UnservedError("has attention of a kind that OpenVINO cannot read in pages") from None
+    if far <= TOLERANCE:
+        return Trial(None, is_done=True)
+    within = [min(length, NEAR) for length in LENGTHS]
+    if (off := difference(model, stored, converted, lengths=within)) > TOLERANCE or limit is None:
+        raise UnservedError(DIFFERS.format(off))
+    return Trial(limit, is_done=True)
