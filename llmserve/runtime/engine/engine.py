@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.engine.guessing import Guesser, Price
+from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import PagePool
 from llmserve.runtime.engine.runner import Chunk, Logits, Runner
 from llmserve.runtime.engine.scheduler import ScheduledSequence, Scheduler
@@ -38,6 +39,7 @@ class Engine:
         self.tokens_computed = self.guessed_tokens = self.accepted_tokens = 0
         self._guesser = guesser
         self._price = Price()
+        self._pace = Pace(prefill_chunk)
         self._tokenizer = tokenizer
         self._runner = runner
         self._pool = PagePool(runner.page_count, runner.page_size)
@@ -45,7 +47,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._pool,
             max_sequences=max_sequences,
-            prefill_chunk=prefill_chunk,
+            pace=self._pace,
             share_prefixes=share_prefixes,
         )
 
@@ -109,10 +111,14 @@ class Engine:
         # All sequences that need only the likeliest token share one wait for the device.
         plain = any(chunk.rows and sequence.sampler is None for sequence, chunk in plan)
         likeliest = logits.likeliest() if plain else ()
+        seconds = time.perf_counter() - guessed
+        self._pace.measured(
+            sum(len(chunk.ids) for sequence, chunk in plan if not sequence.is_answering), seconds
+        )
         if self._guesser and all(chunk.rows for _, chunk in plan):
             self._price.measured(
                 sum(len(chunk.ids) for _, chunk in plan),
-                time.perf_counter() - guessed,
+                seconds,
                 guessing=guessed - began,
                 depth=max(map(len, guesses.values()), default=0),
             )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.sampling import Sampler
 from llmserve.runtime.engine.guessing import Chance
+from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
 from llmserve.runtime.engine.runner import Chunk
 from llmserve.runtime.protocols import Tokenizer
@@ -37,6 +38,11 @@ class ScheduledSequence:
         """The number of tokens in the prompt and the answer so far."""
         return len(self.generation.prompt_ids) + len(self.generation.token_ids)
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether only the newest token is not computed yet."""
+        return self.length - self.computed == 1
+
     def tokens(self, start: int, stop: int) -> list[int]:
         prompt, answer = self.generation.prompt_ids, self.generation.token_ids
         length = len(prompt)
@@ -57,22 +63,21 @@ class Scheduler:
         pool: PagePool,
         *,
         max_sequences: int,
-        prefill_chunk: int,
+        pace: Pace,
         share_prefixes: bool = True,
     ) -> None:
         self.pool = pool
         self.share_prefixes = share_prefixes
         self.max_sequences = max_sequences
-        self.prefill_chunk = max(1, prefill_chunk)
+        self.pace = pace
         self.waiting: deque[ScheduledSequence] = deque()
         self.running: list[ScheduledSequence] = []
         """In order of arrival."""
 
     def next_singles(self) -> list[ScheduledSequence]:
-        """Admit what has space, and return the sequences of which only the newest token is not
-        computed yet."""
+        """Admit what has space, and return the sequences that are answering."""
         self._admit()
-        return [sequence for sequence in self.running if sequence.length - sequence.computed == 1]
+        return [sequence for sequence in self.running if sequence.is_answering]
 
     def plan(
         self, guesses: Mapping[ScheduledSequence, list[int]] = MappingProxyType({})
@@ -82,11 +87,11 @@ class Scheduler:
         constraint forced."""
         self._admit()
         plan = []
-        budget = self.prefill_chunk
+        budget = self.pace.tokens(answers_wait=any(each.is_answering for each in self.running))
         # Growing requeues only sequences at the end, which are not planned yet.
         for sequence in self.running:
             start, length = sequence.computed, sequence.length
-            if length - start == 1:
+            if sequence.is_answering:
                 if self._grow(sequence):
                     chunk = self._chunk(sequence, length)
                     if guessed := self._with_space(sequence, guesses.get(sequence, [])):

@@ -14,6 +14,7 @@ _OF_LARGEST = {"int8": 9, "int4": 9}
 """Bytes for each number of the largest weight, which is compressed in one piece (measured)."""
 _CONTEXT = 2048
 _GB = 1 << 30
+_FLOAT32 = 4
 _CACHE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
 _WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 
@@ -23,9 +24,7 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     computed = loaded_type(size, str(options["dtype"]), on_gpu=False)
     chosen = str(options["weight_format"])
     stored = stored_bytes(size, options) if size.is_checkpoint else size.bytes
-    # The products are copied into the form that the processor reads; the file stays mapped.
-    is_widened = computed == "float32" and chosen not in ("int8", "int4")
-    weights = 4 * size.parameters if is_widened and size.is_checkpoint else stored
+    weights = _in_memory(size, chosen, stored, computed) if size.is_checkpoint else stored
     kind = str(options["kv_cache"])
     width = _CACHE_BYTES.get(kind, 4 if computed == "float32" else 2)
     # Beyond any of these it serves none.
@@ -48,6 +47,23 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
         cached=f"a cache of {tokens} tokens",
         instead=_smaller(size, options, cache=cache, weights=weights),
     )
+
+
+def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
+    """Return what weights take in the form that the processor reads (measured).
+
+    The file's own pages are given back, and of it only the table of tokens is read later. Where
+    table and product of the scores are tied, they are in memory once.
+    """
+    table = max(0, size.ends - size.largest)
+    if chosen in ("int8", "int4"):
+        return stored - table
+    held = size.parameters - table
+    if computed != "float32":
+        return 2 * held
+    width = stored // max(1, size.parameters)
+    # Weights in 16 bits stay so, but for the product of the scores, which is widened as well.
+    return width * held + (4 * size.largest if width < _FLOAT32 else 0)
 
 
 def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:

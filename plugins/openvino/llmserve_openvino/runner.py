@@ -12,7 +12,8 @@ import numpy as np
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, memory
 from llmserve_openvino.library import openvino as ov
-from llmserve_openvino.workarounds import use_paged_attention
+from llmserve_openvino.mapping import release
+from llmserve_openvino.workarounds import keep_halves, use_paged_attention
 
 PAGE_SIZE = 32
 """The only size of a page that OpenVINO has on a CPU."""
@@ -41,7 +42,9 @@ class OpenVinoRunner:
         cache_bytes: int = 0,
     ) -> None:
         core = ov.Core()
+        file = model.with_suffix(".bin") if isinstance(model, Path) else None
         model = paged(core.read_model(str(model)) if isinstance(model, Path) else model)
+        keep_halves(model)
         self._layers = sum(port.any_name.startswith("key_cache.") for port in model.inputs)
         _keep_needed_rows(model)
         options = {"PERFORMANCE_HINT": "LATENCY", **properties}
@@ -73,6 +76,8 @@ class OpenVinoRunner:
             for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
         self._request = self._new_request()
+        if file is not None:
+            self._pack_weights(file)
 
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
         inputs = _inputs(chunks)
@@ -89,6 +94,17 @@ class OpenVinoRunner:
         logits = self._request.get_tensor("logits").data
         needed = sum(chunk.rows for chunk in chunks)
         return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
+
+    def _pack_weights(self, file: Path) -> None:
+        """Have the weights in the form that the processor reads, and give back that of the file.
+
+        OpenVINO makes it in the first pass. After that it reads only the table of tokens from the
+        file, row by row.
+        """
+        self.run([Chunk([0], 0, [0])])
+        for part in self._memory:
+            part[: len(part) // self.page_count] = 0
+        release(file)
 
     def _pass(self, name: str, values: Any) -> None:
         """Pass an input. A tensor of the same shape is filled again: in a short pass of a small

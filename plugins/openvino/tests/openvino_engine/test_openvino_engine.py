@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ def expected(prompt: Sequence[int], length: int) -> list[int]:
 def test_any_mix_has_the_tokens_of_the_model(converted: Path, tmp_path: Path) -> None:
     """Prompts in pieces, shared beginnings, and sequences that lose their pages."""
     engine = make_engine(converted, tmp_path, max_sequences=3)
-    engine._scheduler.prefill_chunk = 24
+    engine._scheduler.pace.most = 24
     rng = random.Random(5)
     beginning = [rng.randrange(1, 1000) for _ in range(70)]
     prompts = [[rng.randrange(1, 1000) for _ in range(n)] for n in (1, 31, 32, 33, 90)]
@@ -150,3 +152,18 @@ def test_a_pass_that_fails_does_not_break_the_next(converted: Path, tmp_path: Pa
         engine.step()
     finish(engine)
     assert request.token_ids == expected([40, 50, 60], 12)
+
+
+def test_weights_are_in_memory_once(converted: Path, tmp_path: Path) -> None:
+    """The processor's form of them, and none of the file's, which is mapped."""
+    engine = make_engine(converted, tmp_path)
+    assert not engine.busy
+    file = next(tmp_path.glob("*/1/openvino/*.bin")).resolve()
+    mapped = resident = 0
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.endswith(f" {file}"):
+            found = dict(re.findall(r"(\w+): +(\d+) kB", "\n".join(itertools.islice(lines, 4))))
+            mapped, resident = mapped + int(found["Size"]), resident + int(found["Rss"])
+    assert mapped > 5000
+    assert resident < mapped / 10

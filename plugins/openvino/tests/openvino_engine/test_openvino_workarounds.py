@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
 from llmserve_openvino.library import openvino
+from llmserve_openvino.workarounds import keep_halves
 
 
 def test_openvino_has_no_public_name_for_paged_attention() -> None:
     """Once it has, ``use_paged_attention`` is not needed."""
     public = {*dir(openvino.passes), *dir(openvino)}
     assert not {name for name in public if "paged" in name.lower()}
+
+
+def test_weights_in_float16_are_widened_in_memory_unless_they_are_marked() -> None:
+    """Once they are not, ``keep_halves`` is not needed."""
+    ops = openvino.opset13
+    count = 3000
+    weight = np.ones((count, count), np.float16)
+
+    def taken(*, is_marked: bool) -> int:
+        before = anonymous()
+        rows = ops.parameter([-1, count], openvino.Type.f32)
+        product = ops.matmul(
+            rows, ops.convert(ops.constant(weight, shared_memory=True), "f32"), False, True
+        )
+        model = openvino.Model([product], [rows])
+        if is_marked:
+            keep_halves(model)
+        compiled = openvino.Core().compile_model(model, "CPU")
+        for length in (1, 2):
+            answer = compiled([np.ones((length, count), np.float32)])[0]
+            assert answer[0, 0] == pytest.approx(count, rel=0.01)
+        return anonymous() - before
+
+    taken(is_marked=True)  # What OpenVINO itself takes once.
+    assert taken(is_marked=True) < 1.5 * weight.nbytes
+    assert taken(is_marked=False) > 2.5 * weight.nbytes
+
+
+def anonymous() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    return sum(int(kb) << 10 for kb in re.findall(r"(?m)^Anonymous: +(\d+) kB", text))
