@@ -6,6 +6,9 @@ from typing import Any
 
 from llmserve_openvino.library import openvino as ov
 
+_READERS = {"MatMul", "Gather"}
+"""What reads the weights that are large: products, and the table of tokens."""
+
 
 def use_paged_attention(model: Any) -> None:
     """Replace a model's attention and its state, in place, by attention that reads pages.
@@ -30,9 +33,10 @@ def keep_halves(model: Any) -> None:
     for operation in model.get_ops():
         if operation.get_type_name() != "Convert":
             continue
-        stored = operation.input_value(0)
+        stored, readers = operation.input_value(0), operation.output(0).get_target_inputs()
         if (
             stored.get_node().get_type_name() == "Constant"
             and stored.get_element_type() == ov.Type.f16
+            and {reader.get_node().get_type_name() for reader in readers} <= _READERS
         ):
             operation.get_rt_info()["decompression_0"] = True
