@@ -32,11 +32,11 @@ from llmserve.builder.programs import PROGRAM_DONE as PROGRAM_DONE
 from llmserve.builder.programs import Ended as Ended
 from llmserve.builder.programs import run_program as run_program
 from llmserve.builder.progress import PartDone as PartDone
+from llmserve.builder.reading import read_object as read_object
 from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
 from llmserve.builder.source import ModelSource as ModelSource
 from llmserve.builder.source import meaning_of as meaning_of
-from llmserve.builder.source import read_object as read_object
 from llmserve.builder.source_files import check_vocabulary as check_vocabulary
 from llmserve.builder.source_files import model_vocabulary as model_vocabulary
 from llmserve.builder.source_files import tokenizer_files as tokenizer_files

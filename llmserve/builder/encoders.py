@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from llmserve.builder.source import ModelSource, fetch_file, read_json, read_object
+from llmserve.builder.reading import read_json, read_object
+from llmserve.builder.source import ModelSource, fetch_file
 from llmserve.builder.source_files import check_vocabulary, tokenizer_files
 from llmserve.errors import ModelSourceError, OptionError
 

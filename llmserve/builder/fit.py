@@ -157,7 +157,10 @@ def fit_spec(
         # The hub is not asked in vain, perhaps for what is no name of a model there.
         return Choice(spec)
     size = size_of(
-        spec.model, revision=str(plan.options["revision"]), weights=plan.generator.weights
+        spec.model,
+        revision=str(plan.options["revision"]),
+        weights=plan.generator.weights,
+        report=report,
     )
     choices = [] if size is None else list(_choices(spec, registry, size))
     if size is None or not choices:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmserve.builder.causal import allowed, check_causal
-from llmserve.builder.source import read_object
+from llmserve.builder.reading import read_object
 from llmserve.errors import OptionError
 from llmserve.plugins.options import Option
 

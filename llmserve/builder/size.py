@@ -1,22 +1,26 @@
 """Reads how large a model is, from its configuration and the headers of its files.
 
-Nothing is loaded. Of a model on the hub, only ``config.json`` is downloaded.
+Nothing is loaded. Of a model on the hub, only ``config.json`` and an index are downloaded.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from llmserve.builder.gguf.header import read_header
-from llmserve.builder.source import DEMO, GGUF, WEIGHTS, hub_listing, is_gguf, path_of, read_object
-from llmserve.builder.weights.stored import INDEX, WHOLE, Stored, loaded_files, read_stored
+from llmserve.builder.hub.choice import needed_weights
+from llmserve.builder.hub.download import content_of
+from llmserve.builder.hub.failures import HubError
+from llmserve.builder.hub.lookup import look_up
+from llmserve.builder.reading import read_object
+from llmserve.builder.source import DEMO, GGUF, WEIGHTS, is_gguf, model_on_hub, path_of
+from llmserve.builder.weights.stored import WHOLE, Stored, loaded_files, read_stored
 from llmserve.errors import ModelSourceError
 from llmserve.plugins.size import BYTES, ModelSize
 from llmserve.runtime.causal import original_length
@@ -28,9 +32,16 @@ _GGUF_KIND = re.compile(r"(?:^|[-_.])(?:B?F(16|32)|(?:I?Q|MXFP)(\d))(?=[-_.])", 
 
 
 def size_of(
-    model: str, *, revision: str = "", weights: Sequence[str] = (WEIGHTS,)
+    model: str,
+    *,
+    revision: str = "",
+    weights: Sequence[str] = (WEIGHTS,),
+    report: Callable[[str], None] = lambda _: None,
 ) -> ModelSize | None:
-    """Return how large the model is that a build is given; None if that cannot be known."""
+    """Return how large the model is that a build is given; None if that cannot be known.
+
+    A hub that does not give the model gives the build nothing either: that is raised.
+    """
     if model == DEMO:
         from llmserve.demo import demo_model_path
 
@@ -42,7 +53,9 @@ def size_of(
             return _of_gguf(files[0]) if len(files) == 1 else None
         if path.is_dir():
             return size_in(path, weights)
-        return None if path.exists() else _of_hub(model, revision, weights)
+        return None if path.exists() else _of_hub(model, revision, weights, report)
+    except HubError:
+        raise
     except (ModelSourceError, OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         # What is wrong with it is found, and said better, by those who read it.
         return None
@@ -96,33 +109,32 @@ def _by_bytes(size: int, config: Mapping[str, Any]) -> ModelSize:
     return _with_cache(found, config)
 
 
-def _of_hub(model: str, revision: str, weights: Sequence[str]) -> ModelSize | None:
-    listing = hub_listing(model, revision=revision)
-    if listing is None:
+def _of_hub(
+    model: str, revision: str, weights: Sequence[str], report: Callable[[str], None]
+) -> ModelSize | None:
+    named = model_on_hub(model)
+    if named is None:
         return None
-    file, sizes, config = listing
+    repo_id, file = named
+    listing = look_up(repo_id, file or "config.json", revision=revision, report=report)
+    if isinstance(listing, Path):
+        if file:
+            return replace(_of_gguf(listing / file), is_on_hub=True)
+        found = size_in(listing, weights)
+        return found and replace(found, is_on_hub=True)
+
+    def read(name: str) -> Path:
+        return content_of(listing, name, report)
+
     if file:
-        return _of_gguf_on_hub(file, sizes[file])
-    chosen = {
-        name: size for name, size in sizes.items()
-        if "/" not in name and any(fnmatch(name, pattern) for pattern in weights)
-    }  # fmt: skip
-    config = _text_config(config)
-    if not chosen or _is_packed(config):
+        size = listing.files[file].size
+        return None if size is None else _of_gguf_on_hub(file, size)
+    config = _text_config(read_object(read("config.json")))
+    sizes = [listing.files[name].size for name in needed_weights(listing.files, weights, read)]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes) or _is_packed(config):
         return None
-    found = _by_bytes(sum(chosen[name] for name in _loaded(chosen, sizes)), config)
-    return replace(found, bytes=sum(chosen.values()), is_on_hub=True)
-
-
-def _loaded(chosen: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return which of the chosen files are loaded, as ``loaded_files`` does by what is in them."""
-    of_index = [name.removesuffix(f".safetensors{INDEX}") for name in names if name.endswith(INDEX)]
-    patterns = [WHOLE, *(f"{stem}-*-of-*.safetensors" for stem in of_index)]
-    others = [name for name in chosen if not fnmatch(name, WEIGHTS)]
-    for pattern in patterns:
-        if found := [name for name in chosen if fnmatch(name, pattern)]:
-            return [*others, *found]
-    return list(chosen)
+    return replace(_by_bytes(sum(known), config), is_on_hub=True)
 
 
 def _of_gguf_on_hub(file: str, size: int) -> ModelSize | None:

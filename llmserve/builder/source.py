@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+from llmserve.builder.hub.choice import needed_files
+from llmserve.builder.hub.download import content_of, download
+from llmserve.builder.hub.failures import no_file
+from llmserve.builder.hub.lookup import look_up
+from llmserve.builder.reading import read_object
 from llmserve.errors import ModelSourceError
-from llmserve.packages import install_command
 
 DEMO = "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -158,10 +160,7 @@ def resolve(
         others = "" if kind == "folder" else ", a GGUF file, a model's id on the hub, or 'demo'"
         what = "file" if path.suffix.lower() == GGUF else "folder"
         raise ModelSourceError(f"no {what} at {model}", hint=f"name a local folder{others}")
-    folder = fetch(model, revision=revision, weights=weights, report=report)
-    _check_config(folder, model)
-    if not any("/" in pattern for pattern in weights):
-        _check_weights(folder, model, weights)
+    folder = _fetch(model, revision=revision, weights=weights, report=report)
     return ModelSource(model, folder, model, folder.name)
 
 
@@ -196,7 +195,14 @@ def names_model(model: str) -> bool:
     """Return whether this can be a model of the hub, or the demo, if there is no such path."""
     if "/" not in model and model.lower().endswith(GGUF):
         return False
-    return bool(_HUB_ID.fullmatch(model) or _HUB_FILE.fullmatch(model))
+    return model_on_hub(model) is not None
+
+
+def model_on_hub(model: str) -> tuple[str, str] | None:
+    """Return the id that a name means on the hub, and the file if it names one."""
+    if named := _HUB_FILE.fullmatch(model):
+        return named["id"], named["file"]
+    return (model, "") if _HUB_ID.fullmatch(model) else None
 
 
 def is_ollamas(model: str) -> bool:
@@ -257,42 +263,27 @@ def _has_any(folder: Path, patterns: Sequence[str]) -> bool:
 
 
 def _check_weights(folder: Path, model: str, weights: Sequence[str]) -> None:
-    if _has_any(folder, weights):
-        return
-    if any(folder.glob(PICKLED)):
-        raise ModelSourceError(
+    if not _has_any(folder, weights):
+        raise _no_weights(model, folder.name, weights, any(folder.glob(PICKLED)))
+
+
+def _no_weights(
+    model: str, where: str, weights: Sequence[str], has_pickled: bool
+) -> ModelSourceError:
+    if has_pickled:
+        return ModelSourceError(
             f"{model} has only pickled weights, which can run code when they are loaded",
             hint="convert them to safetensors, or allow it with --set pickle=true",
         )
-    raise ModelSourceError(
-        f"{model} has no weights: no {' or '.join(weights)} in {folder.name}",
+    return ModelSourceError(
+        f"{model} has no weights: no {' or '.join(weights)} in {where}",
         hint="name a folder that has them",
     )
 
 
-# Seconds that a model which is here may wait for the hub.
-_LOOKUP = 3.0
-_NEEDED = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
-
-
-def fetch(
-    repo_id: str, *, revision: str, weights: Sequence[str], report: Callable[[str], None]
-) -> Path:
-    """Download a snapshot and return its folder, whose name is the commit."""
-    with _downloading(repo_id, revision, report):
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(
-                repo_id,
-                revision=revision or None,
-                # In the hub's client, * also matches slashes: without this, unused folders such as
-                # onnx/ and original/ would be downloaded too.
-                ignore_patterns=["*/*"],
-                allow_patterns=[*_NEEDED, *weights],
-                token=_token(),
-            )
-        )
+def _is_checked_later(weights: Sequence[str]) -> bool:
+    """Return whether a generator looks itself for its weights, some of which are in folders."""
+    return any("/" in pattern for pattern in weights)
 
 
 def fetch_file(
@@ -307,145 +298,41 @@ def fetch_file(
 
     Files that match the patterns ``beside`` are downloaded too, if there are any.
     """
-    with _downloading(repo_id, revision, report, file):
-        from huggingface_hub import hf_hub_download, snapshot_download
-
-        chosen: dict[str, Any] = {"revision": revision or None, "token": _token()}
-        # Without a connection this says so at once; a single file is asked for six times.
-        folder = snapshot_download(repo_id, allow_patterns=[file, *beside], **chosen)
-        if (path := Path(folder, file)).is_file():
-            return path
-        # It says why the file is not there.
-        return Path(hf_hub_download(repo_id, file, **chosen))
+    found = look_up(repo_id, file, revision=revision, report=report)
+    if isinstance(found, Path):
+        return found / file
+    if file not in found.files:
+        raise no_file(repo_id, file)
+    others = [name for name in found.files if any(fnmatchcase(name, each) for each in beside)]
+    return download(found, [file, *others], report) / file
 
 
-def cached(repo_id: str, commit: str) -> Path | None:
-    """Return the folder of a snapshot that was downloaded before, None if there is none."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    found = try_to_load_from_cache(repo_id, "config.json", revision=commit)
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def newest_commit(repo_id: str, *, revision: str = "") -> str | None:
-    """Return the commit that the hub has now; None if it does not answer at once."""
-    try:
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=_token())
-        info = api.model_info(repo_id, revision=revision or None, timeout=_LOOKUP)
-    except Exception:
-        # Whatever the reason: a model that is here can be used without the hub.
-        return None
-    commit: str | None = info.sha
-    return commit
-
-
-def hub_listing(
-    model: str, *, revision: str = ""
-) -> tuple[str, Mapping[str, int], Mapping[str, Any]] | None:
-    """Return what the hub has of a model, without its files; None if it does not answer at once.
-
-    That is the GGUF file that the name means, if any, the size of each file, and ``config.json``.
-    """
-    named = _HUB_FILE.fullmatch(model)
-    if not named and not _HUB_ID.fullmatch(model):
-        return None
-    repo_id, file = (named["id"], named["file"]) if named else (model, "")
-    try:
-        from huggingface_hub import HfApi, hf_hub_download
-
-        chosen: dict[str, Any] = {"revision": revision or None}
-        info = HfApi(token=_token()).model_info(
-            repo_id, files_metadata=True, timeout=_LOOKUP, **chosen
+def _fetch(
+    model: str, *, revision: str, weights: Sequence[str], report: Callable[[str], None]
+) -> Path:
+    """Download what a build needs of a model, and return its folder, whose name is the commit."""
+    found = look_up(model, "config.json", revision=revision, report=report)
+    if isinstance(found, Path):
+        if not _is_checked_later(weights) and not _has_any(found, weights):
+            raise ModelSourceError(
+                f"only a part of {model} is in the cache, and the hub cannot be reached",
+                hint="build it again with a connection, which downloads the rest",
+            )
+        return found
+    own = [name for name in found.files if "/" not in name]
+    has_weights = any(fnmatchcase(name, pattern) for name in own for pattern in weights)
+    ggufs = [name for name in found.files if name.lower().endswith(GGUF)]
+    if ggufs and ("config.json" not in own or not has_weights):
+        others = f" (or {', '.join(ggufs[1:4])})" if ggufs[1:] else ""
+        raise ModelSourceError(
+            f"{model} has its weights in GGUF files", hint=f"name one: {model}:{ggufs[0]}{others}"
         )
-        sizes = {each.rfilename: int(each.size or 0) for each in info.siblings or ()}
-        if file or "config.json" not in sizes:
-            return (file, sizes, {}) if file in sizes else None
-        path = hf_hub_download(
-            repo_id, "config.json", token=_token(), etag_timeout=_LOOKUP, **chosen
+    if "config.json" not in own:
+        raise ModelSourceError(
+            f"{model} is not a model: it has no config.json", hint="name another one"
         )
-        return file, sizes, read_object(Path(path))
-    except Exception:
-        # As below: then nothing is known before it is downloaded.
-        return None
-
-
-def _token() -> str | Literal[False]:
-    # False prevents the use of a token that a login stored earlier.
-    return os.environ.get("HF_TOKEN") or False
-
-
-@contextmanager
-def _downloading(
-    repo_id: str, revision: str, report: Callable[[str], None], file: str = ""
-) -> Iterator[None]:
-    """Report what is downloaded, and say in one line why it could not be."""
-    try:
-        from huggingface_hub import errors
-        from huggingface_hub.utils import disable_progress_bars
-    except ImportError:
-        raise ModelSourceError(
-            f"{repo_id} is on the hub, but huggingface_hub is not installed",
-            hint=f"{install_command('huggingface_hub')}, or name a local folder",
-        ) from None
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    report(f"downloading {file} of {repo_id}" if file else f"downloading {repo_id}")
-    try:
-        yield
-    except errors.GatedRepoError:
-        raise ModelSourceError(
-            f"{repo_id} is gated",
-            hint="request access on its page, then set HF_TOKEN to your token",
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ModelSourceError(
-            f"{repo_id} has no revision {revision!r}", hint="see its page for branches and tags"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ModelSourceError(
-            f"the hub has no model {repo_id!r}, or it is private",
-            hint="check the id; for a private model set HF_TOKEN to your token",
-        ) from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise ModelSourceError(
-            f"{repo_id} is not in the cache, and the hub cannot be reached",
-            hint="name a local folder, or fill HF_HOME on a machine with a connection",
-        ) from None
-    except errors.EntryNotFoundError:
-        raise ModelSourceError(
-            f"{repo_id} has no file {file}", hint="see its page for the names of its files"
-        ) from None
-    except (errors.HfHubHTTPError, OSError, *_connection_errors()) as error:
-        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelSourceError(f"{repo_id} could not be downloaded: {message}") from None
-
-
-def _connection_errors() -> tuple[type[Exception], ...]:
-    """Return what the hub's client raises if a connection breaks off; before 1.0, an OSError."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return ()
-    return (HTTPError,)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise ModelSourceError(f"{path} is not a JSON object", hint="download or save it again")
-    return content
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from None
-
-
-def damaged(path: Path, reason: str) -> ModelSourceError:
-    return ModelSourceError(f"{path} cannot be read: {reason}", hint="download or save it again")
+    if not has_weights and not _is_checked_later(weights):
+        has_pickled = any(fnmatchcase(name, PICKLED) for name in own)
+        raise _no_weights(model, found.commit, weights, has_pickled)
+    names = needed_files(found.files, weights, lambda name: content_of(found, name, report))
+    return download(found, names, report)

@@ -6,13 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.source import (
-    PICKLED,
-    WEIGHTS,
-    ModelSource,
-    read_json,
-    read_object,
-)
+from llmserve.builder.reading import read_json, read_object
+from llmserve.builder.source import PICKLED, WEIGHTS, ModelSource
 from llmserve.builder.weights.stored import INDEX, read_stored, shards_of
 from llmserve.errors import ModelSourceError
 

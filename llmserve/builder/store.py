@@ -19,13 +19,15 @@ from typing import Any
 from llmserve.builder.build import build_spec
 from llmserve.builder.fit import fit_spec
 from llmserve.builder.home import home, make_private
+from llmserve.builder.hub.listing import newest_commit
+from llmserve.builder.hub.lookup import PROMPT
 from llmserve.builder.plan import (
     BuildSpec,
     Plan,
     make_plan,
     needed_packages,
 )
-from llmserve.builder.source import DEMO, newest_commit, path_of
+from llmserve.builder.source import DEMO, path_of
 from llmserve.contract.names import MANIFEST
 from llmserve.errors import ConfigError, ModelSourceError, OutputError, UsageError
 from llmserve.names import check_model_name, is_model_name, model_name_from, near
@@ -166,9 +168,9 @@ class Store:
                     report(update)
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
-            choice = fit_spec(spec, registry, serves=serves, change=change, report=report)
-            record = replace(record, fitted=choice.chosen())
             try:
+                choice = fit_spec(spec, registry, serves=serves, change=change, report=report)
+                record = replace(record, fitted=choice.chosen())
                 built = build_spec(choice.spec, registry=registry, report=report)
             except ModelSourceError as error:
                 if not (kept and update):
@@ -308,7 +310,7 @@ def _update_of(kept: StoredModel, revision: str) -> str:
     source = kept.model.manifest.source if kept.model.manifest else {}
     if source.get("kind") != "hub" or revision == source["revision"]:
         return ""
-    newest = newest_commit(source["id"], revision=revision)
+    newest = newest_commit(source["id"], revision, timeout=PROMPT)
     if newest is None or newest == source["revision"]:
         return ""
     return f"{source['id']} has changed on the hub, from {source['revision'][:8]} to {newest[:8]}"

@@ -15,7 +15,8 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.builder.causal import KINDS
-from llmserve.builder.source import DEMO, cached, is_checkpoint, is_gguf
+from llmserve.builder.hub.lookup import cached
+from llmserve.builder.source import DEMO, is_checkpoint, is_gguf
 from llmserve.builder.source_files import check_code, config_files
 from llmserve.builder.weights.check import check_weights
 from llmserve.contract.names import MANIFEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +10,9 @@ from threading import Thread
 
 
 @contextmanager
-def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+def http_server(
+    answer: Callable[[BaseHTTPRequestHandler], None], tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Serve HTTP in this process and yield the address; ``answer`` handles every request."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -21,6 +24,8 @@ def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[st
         def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

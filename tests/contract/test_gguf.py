@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +27,12 @@ from llmserve.errors import LLMServeError, ModelSourceError, OutputError
 from llmserve.names import model_name_from
 from llmserve.plugin import PartDone
 from llmserve.testing.command import run
-from llmserve.testing.web import http_server, reply
 from tests.gguf_files import CHAT_TEMPLATE, FAMILIES, make_model, write_model
+from tests.loopback_hub import COMMIT, Hub
 
 pytestmark = pytest.mark.long
 
 Q8_0, F16 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -293,24 +291,10 @@ def test_a_model_is_named_after_its_file(model: str, name: str) -> None:
 
 
 def test_one_file_of_a_model_on_the_hub(file: Path, repo: Path) -> None:
-    name, size = "quants/tiny.gguf", file.stat().st_size
-
-    def serve(request: BaseHTTPRequestHandler) -> None:
-        if "/tree/" in request.path:
-            tree = [{"type": "file", "path": name, "size": size, "oid": "tiny"}]
-            reply(request, json.dumps(tree).encode())
-        elif request.path.startswith("/api/"):
-            info = {"id": "acme/tiny", "sha": COMMIT, "siblings": [{"rfilename": name}]}
-            reply(request, json.dumps(info).encode())
-        elif request.path.endswith(f"/{name}"):
-            headers = {"ETag": '"tiny"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(size)}
-            reply(request, file.read_bytes(), headers=headers)
-        else:
-            reply(request, status=404, headers={"X-Error-Code": "EntryNotFound"})
-
+    hub = Hub({"quants/tiny.gguf": file.read_bytes()})
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     command = ["build", "--plugin", "hf", "--output", str(repo), "--model"]
-    with http_server(serve) as url:
+    with hub.serving() as url:
         env = {**clean, "HF_HOME": str(repo.parent / "home"), "HF_ENDPOINT": url}
         done = run(*command, "acme/tiny:quants/tiny.gguf", env=env)
         missing = run(*command, "acme/tiny:other.gguf", env=env)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 import llmserve
-from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
-from llmserve.testing.command import run
+from llmserve.testing.command import LLMSERVE, run
 from llmserve.testing.web import http_server, reply
+from tests.live.servers import eventually
+from tests.loopback_hub import COMMIT, Hub, demo_files, proxy, tls_hub
 from tests.support import hub_cache
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_thisIsNotARealToken"
 
 
@@ -72,41 +72,12 @@ def test_links_are_followed_only_within_a_model_and_into_the_hubs_blobs(
     assert not (repo / "other").exists()
 
 
-FILES = {path.name: path.read_bytes() for path in demo_model_path().iterdir() if path.is_file()}
+FILES = demo_files()
 REPO = {**FILES, "onnx/config.json": b"{}", "original/model.safetensors": b"0" * 1000}
 
 
-@dataclass
-class Hub:
-    """A hub with one model, which a test may change."""
-
-    commit: str = COMMIT
-    downloaded: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-
-    def serving(self) -> AbstractContextManager[str]:
-        return http_server(self._answer)
-
-    def _answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = request.path.partition("?")[0]
-        self.asked.append(path)
-        name = path.rpartition(f"/resolve/{self.commit}/")[2]
-        headers = {}
-        if name in REPO:
-            self.downloaded.append(name)
-            content, headers = REPO[name], {"ETag": f'"{name}"', "X-Repo-Commit": self.commit}
-        elif "/tree/" in path:
-            tree = [{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in REPO.items()]
-            content = json.dumps(tree).encode()
-        else:
-            siblings = [{"rfilename": name} for name in REPO]
-            info = {"id": "acme/tiny", "sha": self.commit, "siblings": siblings}
-            content = json.dumps(info).encode()
-        reply(request, content, headers=headers)
-
-
 def test_files_in_subfolders_are_not_downloaded(repo: Path) -> None:
-    hub = Hub()
+    hub = Hub(REPO)
     with hub.serving() as url:
         done = build(repo, HF_ENDPOINT=url)
     assert done.returncode == 0, done.stderr
@@ -156,3 +127,140 @@ def test_the_token_comes_from_the_environment_and_goes_nowhere_else(repo: Path) 
     sent = {headers["authorization"] for headers in received if "authorization" in headers}
     assert sent == {f"Bearer {TOKEN}"}
     assert TOKEN not in done.stdout + done.stderr
+
+
+def surroundings(home: Path, **env: str) -> dict[str, str]:
+    """Return what a process of this machine has, without settings of the hub and of proxies."""
+    clean = {
+        key: value for key, value in os.environ.items()
+        if not key.startswith("HF_") and not key.lower().endswith("_proxy")
+    }  # fmt: skip
+    return {**clean, "HF_HOME": str(home), **env}
+
+
+FETCH = """
+import sys
+from llmserve.builder.source import resolve
+from llmserve.errors import LLMServeError
+try:
+    print(resolve("acme/tiny", report=lambda said: print(said, flush=True)).path)
+except LLMServeError as error:
+    sys.exit(str(error))
+"""
+
+
+def fetch(home: Path, **env: str) -> subprocess.Popen[str]:
+    """Only download the model, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", FETCH], env=surroundings(home, **env), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[list[str], str]:
+    stdout, stderr = process.communicate(timeout=60)
+    return stdout.splitlines(), stderr
+
+
+def test_a_second_process_waits_for_the_first_and_downloads_nothing(tmp_path: Path) -> None:
+    hub = Hub(FILES, seconds_per_block=0.005)
+    with hub.serving() as url:
+        first = fetch(tmp_path / "home", HF_ENDPOINT=url)
+        eventually(lambda: hub.sent["model.safetensors"])
+        second = fetch(tmp_path / "home", HF_ENDPOINT=url)
+        said, stderr = ended(first)
+        assert stderr == ""
+        assert ended(second) == (
+            ["waiting for another process that downloads acme/tiny", said[-1]], ""
+        )  # fmt: skip
+    assert hub.sent_bytes() == {name: len(content) for name, content in FILES.items()}
+
+
+def test_ctrl_c_keeps_what_was_downloaded_and_the_next_build_goes_on(repo: Path) -> None:
+    hub = Hub(FILES, seconds_per_block=0.01)
+    args = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repo)]
+    with hub.serving() as url:
+        env = surroundings(repo.parent / "home", HF_ENDPOINT=url)
+        first = subprocess.Popen([*LLMSERVE, *args], env=env, text=True, stderr=subprocess.PIPE)
+        eventually(lambda: hub.sent["model.safetensors"] > 200_000)
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=10)
+        assert first.returncode == 130
+        assert "what was downloaded is kept: the same command goes on from there" in said
+        assert "Traceback" not in said
+        assert not list(repo.parent.glob("home/hub/*/snapshots"))
+        (part,) = repo.parent.glob("home/hub/*/blobs/*.llmserve.incomplete")
+        kept = part.stat().st_size
+        assert kept > 100_000
+        hub.sent_bytes()
+        hub.sent.clear()
+        done = run(*args, env=env)
+    assert done.returncode == 0, done.stderr
+    assert hub.sent_bytes()["model.safetensors"] == len(FILES["model.safetensors"]) - kept
+
+
+def test_a_process_that_is_killed_leaves_what_the_next_one_goes_on_from(tmp_path: Path) -> None:
+    hub = Hub(FILES, seconds_per_block=0.01)
+    with hub.serving() as url:
+        first = fetch(tmp_path / "home", HF_ENDPOINT=url)
+        eventually(lambda: hub.sent["model.safetensors"] > 200_000)
+        first.kill()
+        first.communicate()
+        (part,) = tmp_path.glob("home/hub/*/blobs/*.llmserve.incomplete")
+        kept = part.stat().st_size
+        hub.sent_bytes()
+        hub.sent.clear()
+        said, stderr = ended(fetch(tmp_path / "home", HF_ENDPOINT=url))
+    assert (stderr, said[0]) == ("", "downloading acme/tiny")
+    assert hub.sent_bytes()["model.safetensors"] == len(FILES["model.safetensors"]) - kept
+    assert (Path(said[-1]) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+ON_A_SMALL_DISK = """
+mount -t tmpfs -o size=1m tmpfs "$HF_HOME" || exit 9
+"$0" -c "$1"; echo "ended with $?"
+ls "$HF_HOME"/hub/*/blobs/*.incomplete >/dev/null && mount -o remount,size=64m "$HF_HOME"
+"$0" -c "$1"; echo "ended with $?"
+"""
+
+
+def test_a_disk_that_fills_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    # What says no sizes cannot be refused before.
+    hub, home = Hub(FILES, is_plain=True, knows_sizes=False), tmp_path / "home"
+    home.mkdir()
+    with hub.serving() as url:
+        done = subprocess.run(
+            ["unshare", "-Urm", "sh", "-c", ON_A_SMALL_DISK, sys.executable, FETCH],
+            env=surroundings(home, HF_ENDPOINT=url), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode == 9 or "unshare" in done.stderr:
+        pytest.skip("this machine does not allow mounts")
+    assert (
+        f"the disk of {home}/hub is full: make some space: the same command goes on" in done.stderr
+    )
+    assert done.stdout.count("ended with 1") == done.stdout.count("ended with 0") == 1
+    assert "Traceback" not in done.stderr
+    ranges = [asked.headers["range"] for asked in hub.gets() if "range" in asked.headers]
+    assert ranges, "it went on from there"
+
+
+def test_a_mirror_and_a_proxy_are_those_of_the_hubs_own_variables(tmp_path: Path) -> None:
+    hub = Hub(FILES)
+    with proxy(hub) as (address, asked):
+        env = {"HF_ENDPOINT": "http://hub.invalid/mirror", "HTTP_PROXY": address}
+        said, stderr = ended(fetch(tmp_path / "plain", **env))
+        assert stderr == ""
+        assert said[-1].endswith(COMMIT)
+        assert all(each.startswith("http://hub.invalid/mirror/") for each in asked)
+    with tls_hub(hub, tmp_path) as (target, cert), proxy(hub, target=target) as (address, asked):
+        env = {"HF_ENDPOINT": "https://hub.invalid", "HTTPS_PROXY": address}
+        env |= {"SSL_CERT_FILE": str(cert), "REQUESTS_CA_BUNDLE": str(cert)}
+        said, stderr = ended(fetch(tmp_path / "tunnel", **env))
+        assert stderr == ""
+        assert said[-1].endswith(COMMIT)
+        assert set(asked) == {"hub.invalid:443"}
+    said, stderr = ended(fetch(tmp_path / "none", HF_ENDPOINT="https://hub.invalid",
+                               HTTPS_PROXY="http://me:secret@127.0.0.1:9"))  # fmt: skip
+    assert "the hub cannot be reached: https://hub.invalid: " in stderr
+    assert "secret" not in stderr
+    assert "Traceback" not in stderr

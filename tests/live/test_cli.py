@@ -22,9 +22,9 @@ import pytest
 import llmserve
 from llmserve.testing.command import LLMSERVE, run
 from llmserve.testing.web import http_server
-from tests.contract.test_hub import COMMIT
 from tests.live.collector import Collector
 from tests.live.servers import PROMPT, Serving, eventually
+from tests.loopback_hub import COMMIT
 from tests.support import hub_cache
 
 

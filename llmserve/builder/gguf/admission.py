@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llmserve.builder.gguf.header import GgufHeader
-from llmserve.builder.source import damaged
+from llmserve.builder.reading import damaged
 from llmserve.errors import ModelSourceError, OutputError
 from llmserve.packages import install_command
 

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.source import damaged
+from llmserve.builder.reading import damaged
 from llmserve.errors import ModelSourceError
 
 _MAGIC = b"GGUF"

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.source import PICKLED, WEIGHTS, read_object
+from llmserve.builder.reading import read_object
+from llmserve.builder.source import PICKLED, WEIGHTS
 from llmserve.builder.weights.kept_answers import find_answer, keep_answer
 from llmserve.builder.weights.stored import WHOLE, Stored, index_in, loaded_files, read_stored
 from llmserve.errors import ModelSourceError

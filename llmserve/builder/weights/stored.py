@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.builder.source import damaged, read_object
+from llmserve.builder.reading import damaged, read_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +114,18 @@ def loaded_files(folder: Path, whole: str, pattern: str) -> list[Path]:
 
 def index_in(folder: Path, whole: str) -> Path | None:
     """Return what names the shards of a model that is in several files instead of a whole one."""
-    return min(folder.glob(f"*{whole.rpartition('.')[2]}{INDEX}"), default=None)
+    name = index_of([file.name for file in folder.glob(f"*{INDEX}")], whole)
+    return folder / name if name else None
+
+
+def index_of(names: Collection[str], whole: str) -> str | None:
+    """Return which of these indices is read instead of a whole file.
+
+    Some models have others beside the usual one, for shards in other types or for other programs.
+    """
+    usual = f"{whole}{INDEX}"
+    fitting = [name for name in names if name.endswith(f"{whole.rpartition('.')[2]}{INDEX}")]
+    return usual if usual in names else min(fitting, default=None)
 
 
 def shards_of(index: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from llmserve.repository.needs import needs_of
 from llmserve.repository.repository import Repository
 from llmserve_cli.group import cli
 from tests.gguf_files import write_model
+from tests.loopback_hub import MODEL, Hub, point_to
 from tests.support import edit_json
 
 PLENTY = Left()
@@ -167,6 +169,14 @@ def test_only_tokens_that_are_served_take_memory(
         assert needs.cache == tokens * 2 * 32 * 8 * 128 * 4, plugin
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub({})
+    with hub.serving() as url:
+        point_to(url, tmp_path / "home", monkeypatch)
+        yield hub
+
+
 @pytest.mark.parametrize(
     ("file", "bits"),
     [
@@ -176,28 +186,32 @@ def test_only_tokens_that_are_served_take_memory(
     ],
 )  # fmt: skip
 def test_a_file_on_the_hub_has_the_type_of_its_name(
-    monkeypatch: pytest.MonkeyPatch, file: str, bits: float | None
+    hub: Hub, file: str, bits: float | None
 ) -> None:
-    listing: tuple[str, dict[str, int], dict[str, Any]] = (file, {file: 17_000_000}, {})
-    monkeypatch.setattr("llmserve.builder.size.hub_listing", lambda *_, **__: listing)
-    size = size_of(f"owner/name:{file}")
+    hub.files, hub.listed = {file: b"GGUF"}, {file: 17_000_000}
+    size = size_of(f"{MODEL}:{file}")
     assert (size and size.parameters) == (bits and int(17_000_000 * 8 / bits))
+    assert hub.downloaded == []
 
 
-def test_what_is_loaded_from_the_hub_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_loaded_from_the_hub_is_what_counts(hub: Hub) -> None:
     config: dict[str, Any] = {"dtype": "bfloat16", "vocab_size": "many", "hidden_size": 64}
-    sizes = {
-        "config.json": 9, "consolidated.safetensors": 300, "model.safetensors.index.json": 9,
-        "model-00001-of-00002.safetensors": 200, "model-00002-of-00002.safetensors": 100,
-        "original/model.safetensors": 300,
-    }  # fmt: skip
-    listing = ("", sizes, config)
-    monkeypatch.setattr("llmserve.builder.size.hub_listing", lambda *_, **__: listing)
-    size = size_of("owner/name")
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = {"weight_map": {str(i): shard for i, shard in enumerate(shards)}}
+    others = ["consolidated.safetensors", "original/model.safetensors", "pytorch_model.bin"]
+    hub.files = {
+        "config.json": json.dumps(config).encode(),
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        **dict.fromkeys([*shards, *others], b""),
+    }
+    hub.listed = {shards[0]: 200, shards[1]: 100, **dict.fromkeys(others, 300)}
+    size = size_of(MODEL)
     assert size is not None
-    assert (size.bytes, size.parameters, size.ends) == (600, 150, 0)
+    assert (size.bytes, size.parameters, size.ends) == (300, 150, 0)
+    hub.commit = hub.commit[::-1]
     config["quantization_config"] = {"quant_method": "awq"}
-    assert size_of("owner/name") is None
+    hub.files["config.json"] = json.dumps(config).encode()
+    assert size_of(MODEL) is None
 
 
 def test_what_fits_is_built_as_it_was_asked_for(small: Path, left: Any) -> None:

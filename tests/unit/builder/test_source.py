@@ -9,50 +9,11 @@ from typing import Any
 
 import pytest
 
-from llmserve.builder.source import ModelSource, fetch_file, resolve
+from llmserve.builder.source import ModelSource, resolve
 from llmserve.builder.source_files import tokenizer_files
 from llmserve.errors import ModelSourceError
 
 Json = dict[str, Any] | None
-
-
-def test_a_connection_that_breaks_off_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    httpx = pytest.importorskip("httpx")
-
-    def broken(*_: object, **__: object) -> None:
-        raise httpx.RemoteProtocolError("Server disconnected")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
-    with pytest.raises(ModelSourceError, match=r"acme/tiny could not be downloaded: Server dis"):
-        fetch_file("acme/tiny", "model.onnx", revision="", report=lambda _: None)
-
-
-def test_a_file_that_a_model_lacks_is_told_apart_from_a_hub_that_is_away(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    def away(*_: object, **__: object) -> None:
-        raise errors.LocalEntryNotFoundError("away")
-
-    def lacks(*_: object, **__: object) -> None:
-        raise errors.EntryNotFoundError("no such file")
-
-    def ask() -> Path:
-        return fetch_file("acme/tiny", "a.gguf", revision="", report=lambda _: None)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lacks)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", away)
-    with pytest.raises(ModelSourceError, match=r"not in the cache, and the hub cannot be reached"):
-        ask()
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    with pytest.raises(ModelSourceError, match=r"acme/tiny has no file a\.gguf"):
-        ask()
-    (tmp_path / "a.gguf").touch()
-    assert ask() == tmp_path / "a.gguf"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_model_of_the_hub_is_built_again_when_the_hub_has_another_commit(
     asked: list[str] = []
     answer: str | None = COMMIT
 
-    def newest(repo_id: str, *, revision: str) -> str | None:
+    def newest(repo_id: str, revision: str, *, timeout: float) -> str | None:
         asked.append(f"{repo_id}@{revision}")
         return answer
 
