@@ -16,7 +16,6 @@ from llmserve.commands import asks_a_server, built_models, printable
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.server import url_for
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
-from llmserve_cli.habits import IN_A_CONVERSATION
 from llmserve_cli.history import history
 from llmserve_cli.interrupts import (
     interrupted,
@@ -25,8 +24,9 @@ from llmserve_cli.interrupts import (
     while_importing,
 )
 from llmserve_cli.options import request_option
+from llmserve_cli.other_tools import IN_A_CONVERSATION
 from llmserve_cli.terminal import echo_answer, typing_kept
-from llmserve_cli.wrapping import WordWrap
+from llmserve_cli.wrapped_text import WordWrap
 
 PROMPT = ">>> "
 SYSTEM = click.option("--system", metavar="TEXT", default="", help="System message of the chat.")

@@ -18,9 +18,9 @@ from llmserve.commands import assigned
 from llmserve.errors import ClientError, LLMServeError, OptionError, UsageError
 from llmserve.plugin import near
 from llmserve.runtime.contract import ALIASES, API_NAMES, FILL_CONTEXT, MESSAGES, OPTIONS
-from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
-from llmserve_cli.habits import IN_A_CONVERSATION
 from llmserve_cli.options import range_of
+from llmserve_cli.other_tools import IN_A_CONVERSATION
+from llmserve_cli.request_assignments import NOT_BY_SET, refuse_unknown
 from llmserve_cli.usage import what_is_wrong
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 
 from llmserve import __version__
 from llmserve.commands import printable
-from llmserve_cli import absent, commands, habits, interrupts
+from llmserve_cli import commands, interrupts, missing_packages, other_tools
 from llmserve_cli.usage import Group
 
 SECTIONS = ("Serve", "Measure", "Extend")
@@ -75,7 +75,7 @@ class Commands(Group):
             with interrupts.while_importing():
                 loaded = getattr(import_module(module), name)
             loaded.llmserve_section = command.llmserve_section
-            loaded.epilog = loaded.epilog or habits.of_options(cmd_name)
+            loaded.epilog = loaded.epilog or other_tools.of_options(cmd_name)
             command = self.commands[cmd_name] = loaded
         return command  # type: ignore[no-any-return]
 
@@ -83,16 +83,16 @@ class Commands(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line, or name the package to install for it."""
-        if args[0] in habits.COMMANDS:
+        if args[0] in other_tools.COMMANDS:
             # A command of a plugin goes before a habit.
             self._add_plugins()
-        args = habits.translated(args, known=self.commands)
+        args = other_tools.translated(args, known=self.commands)
         self._command = args[0]
-        if words := habits.advice(args[0]):
+        if words := other_tools.advice(args[0]):
             raise click.UsageError(f"no command is called {args[0]!r}: {words}")
-        if args[0] in absent.COMMANDS and self.get_command(ctx, args[0]) is None:
-            package = absent.COMMANDS[args[0]]
-            raise click.UsageError(f"{args[0]} {absent.comes_with(package)}")
+        if args[0] in missing_packages.COMMANDS and self.get_command(ctx, args[0]) is None:
+            package = missing_packages.COMMANDS[args[0]]
+            raise click.UsageError(f"{args[0]} {missing_packages.comes_with(package)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -153,7 +153,7 @@ def _translated_errors() -> Iterator[None]:
 
 @click.group(
     cls=Commands,
-    epilog=habits.of_commands(),
+    epilog=other_tools.of_commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="llmserve %(version)s")

@@ -42,8 +42,8 @@ def _explain(error: BaseException) -> int:
     import click
 
     from llmserve.errors import LLMServeError
-    from llmserve_cli.absent import explained
     from llmserve_cli.group import OutputClosed
+    from llmserve_cli.missing_packages import explained
     from llmserve_cli.usage import HelpShown, explain_usage
 
     if interrupts.interrupted() or isinstance(error, (KeyboardInterrupt, click.Abort)):

@@ -22,10 +22,10 @@ from llmserve.errors import (
 )
 from llmserve.runtime.contract import GENERATE, OPTIONS
 from llmserve.server import url_for
-from llmserve_cli.assigned import NOT_BY_SET, refuse_unknown
 from llmserve_cli.completion import request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
+from llmserve_cli.request_assignments import NOT_BY_SET, refuse_unknown
 from llmserve_cli.terminal import echo_answer
 
 if TYPE_CHECKING:

@@ -134,7 +134,7 @@ def _served(
 ) -> Iterator[tuple[Running, Callable[[], None]]]:
     """Return the server that has the model: one that runs, or one for as long as the block runs."""
     from llmserve.plugin import Store
-    from llmserve_cli.beside import serving
+    from llmserve_cli.server_process import serving
 
     if (server := _already(stored)) is not None:
         if stored.is_new:
@@ -150,13 +150,13 @@ def _served(
     started = serving(stored.repository, words)
     with ExitStack() as stack:
         try:
-            server, beside = stack.enter_context(started)
+            server, process = stack.enter_context(started)
         except ServerError as error:
             # `llmserve list` says so of a model that stays.
             Store().note(stored, error.problem)
             raise
         Store().note(stored, "")
-        yield server, beside.check
+        yield server, process.check
 
 
 def _already(stored: StoredModel) -> Running | None:

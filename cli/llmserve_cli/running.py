@@ -22,7 +22,7 @@ from llmserve.server import (
 from llmserve_cli.terminal import size_in_words
 
 if TYPE_CHECKING:
-    from llmserve_cli.described import Described
+    from llmserve_cli.model_descriptions import Described
 
 
 @click.command()
@@ -42,7 +42,7 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
     servers = find_servers(url, repository)
     if not servers:
         raise none_runs(url, repository)
-    from llmserve_cli.described import described
+    from llmserve_cli.model_descriptions import described
 
     all_described = [described(server) for server in servers]
     if as_json:

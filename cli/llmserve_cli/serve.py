@@ -21,9 +21,9 @@ from llmserve_cli.on_demand import (
     offered_models,
     take_on_demand,
 )
-from llmserve_cli.openness import host_of_triton, reach, refuse_unused
 from llmserve_cli.options import serve_options
-from llmserve_cli.served import Asked, options_of, served_repository
+from llmserve_cli.reachability import host_of_triton, reach, refuse_unused
+from llmserve_cli.served_repository import Asked, options_of, served_repository
 from llmserve_cli.triton_flags import triton_arguments
 
 if TYPE_CHECKING:

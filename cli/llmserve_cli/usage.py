@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llmserve.plugin import near
-from llmserve_cli.habits import advice
+from llmserve_cli.other_tools import advice
 
 HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """Newer versions of click raise this for a group without a command; its message is the help."""

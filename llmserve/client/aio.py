@@ -23,7 +23,7 @@ from llmserve.client.exchange import (
     refuse_other_task,
 )
 from llmserve.client.failures import (
-    Target,
+    Recipient,
     cut_off,
     from_rpc,
     http_address,
@@ -515,7 +515,7 @@ class AsyncClient:
     async def _stream(
         self, requests: list[Any], deadline: Deadline, *, parts: bool = True
     ) -> AsyncGenerator[Any, None]:
-        target = self._target(requests[0].model_name, deadline)
+        recipient = self._recipient(requests[0].model_name, deadline)
         unanswered = {request.id for request in requests}
         # One stream carries all requests. Our side then closes, so the server can end the stream.
         call = self._open_channel().stream(requests, deadline.left())
@@ -529,10 +529,10 @@ class AsyncClient:
                         # See workarounds.LOST_REQUEST.
                         if await self._channel.read(call) is None:
                             break
-                    raise translate("", message.error_message, target)
+                    raise translate("", message.error_message, recipient)
                 yield message.infer_response
             if unanswered:
-                raise cut_off(target)
+                raise cut_off(recipient)
         finally:
             call.cancel()
 
@@ -553,9 +553,9 @@ class AsyncClient:
             self._ends = [end for end in self._ends if not end.done()] + ends
             await self._channel.settle(ends, END_GRACE)
 
-    def _target(self, model: str | None, deadline: Deadline) -> Target:
+    def _recipient(self, model: str | None, deadline: Deadline) -> Recipient:
         message = deadline.timeout_message(repr(model) if model else str(self._address))
-        return Target(str(self._address), model, message)
+        return Recipient(str(self._address), model, message)
 
     @asynccontextmanager
     async def _translated(self, model: str | None, deadline: Deadline) -> AsyncIterator[None]:
@@ -563,22 +563,22 @@ class AsyncClient:
         try:
             yield
         except (asyncio.TimeoutError, TimeoutError):
-            raise translate("DEADLINE_EXCEEDED", "", self._target(model, deadline)) from None
+            raise translate("DEADLINE_EXCEEDED", "", self._recipient(model, deadline)) from None
         except (grpc.RpcError, grpc.FutureCancelledError, ClientError) as error:
             if model:
                 # The model may have been rebuilt.
                 self._infos.pop(model, None)
                 self._templates.pop(model, None)
-            raise await self._explain(error, self._target(model, deadline)) from None
+            raise await self._explain(error, self._recipient(model, deadline)) from None
 
-    async def _explain(self, error: Exception, target: Target) -> ClientError:
-        failure = error if isinstance(error, ClientError) else from_rpc(error, target)
-        if target.model and isinstance(failure, ModelNotReadyError):
+    async def _explain(self, error: Exception, recipient: Recipient) -> ClientError:
+        failure = error if isinstance(error, ClientError) else from_rpc(error, recipient)
+        if recipient.model and isinstance(failure, ModelNotReadyError):
             with suppress(ClientError):
-                return unknown_model(target.model, await self._states())
+                return unknown_model(recipient.model, await self._states())
         host, port = self._address.host, self._address.port
         if may_be_http(error) and await self._channel.run(speaks_http, host, port):
-            return http_address(target)
+            return http_address(recipient)
         return failure
 
     async def _states(self) -> list[ModelState]:

@@ -29,7 +29,7 @@ from llmserve.errors import (
 
 
 @dataclass(frozen=True)
-class Target:
+class Recipient:
     """The server and model of a request, and the message for when it times out."""
 
     url: str
@@ -37,20 +37,20 @@ class Target:
     timeout_message: str = ""
 
 
-def from_rpc(error: Any, target: Target) -> ClientError:
+def from_rpc(error: Any, recipient: Recipient) -> ClientError:
     if not hasattr(error, "code"):
         return RequestCancelledError("the client was closed")
-    return translate(error.code().name, error.details() or "", target)
+    return translate(error.code().name, error.details() or "", recipient)
 
 
-def cut_off(target: Target) -> ClientError:
+def cut_off(recipient: Recipient) -> ClientError:
     return UnreachableError(
-        f"{target.url} ended the stream of {target.model!r} before the answer was complete",
+        f"{recipient.url} ended the stream of {recipient.model!r} before the answer was complete",
         hint="look at the server's log; it may have stopped",
     )
 
 
-def translate(status: str, details: str, target: Target) -> ClientError:
+def translate(status: str, details: str, recipient: Recipient) -> ClientError:
     """Turn a gRPC status name into an error; messages of a stream have no status: ``""``."""
     failure = read(details)
     words = one_line(failure.words)
@@ -58,10 +58,10 @@ def translate(status: str, details: str, target: Target) -> ClientError:
     if failure.code == UNKNOWN:
         failure = replace(failure, code=code_of(details))
         if failure.code == UNKNOWN and status in _BY_STATUS:
-            return _BY_STATUS[status](details, target)
+            return _BY_STATUS[status](details, recipient)
         if failure.code in _EXPLAINED:
             problem, hint = _EXPLAINED[failure.code]
-            problem, words = problem.format(model=target.model, words=words), ""
+            problem, words = problem.format(model=recipient.model, words=words), ""
     return type_of(failure.code)(
         problem,
         hint=hint,
@@ -116,32 +116,32 @@ _EXPLAINED = {
 """What a user can do about the failures that Triton reports in its own words."""
 
 
-def _timed_out(details: str, target: Target) -> ClientError:
+def _timed_out(details: str, recipient: Recipient) -> ClientError:
     del details
     return RequestTimeoutError(
-        target.timeout_message or "no answer in time", hint="allow more time, or ask for less"
+        recipient.timeout_message or "no answer in time", hint="allow more time, or ask for less"
     )
 
 
-def _cancelled(details: str, target: Target) -> ClientError:
-    del details, target
+def _cancelled(details: str, recipient: Recipient) -> ClientError:
+    del details, recipient
     return RequestCancelledError("the request was cancelled")
 
 
-def _unavailable(details: str, target: Target) -> ClientError:
+def _unavailable(details: str, recipient: Recipient) -> ClientError:
     connection = read_connection(details)
     if not connection.failed:
         return UnreachableError(
-            f"the connection to {target.url} broke: {one_line(details)}",
+            f"the connection to {recipient.url} broke: {one_line(details)}",
             hint="look at the server's log; it may have stopped",
         )
     if connection.no_tls:
         return UnreachableError(
-            f"no TLS connection to {target.url}",
+            f"no TLS connection to {recipient.url}",
             hint="use grpc:// when the server has no TLS, else check its certificate",
         )
     return UnreachableError(
-        f"no Triton answers at {target.url}{' in time' if connection.late else ''}",
+        f"no Triton answers at {recipient.url}{' in time' if connection.late else ''}",
         hint="start one with `llmserve serve`, give another address with --url, or wait if it is "
         "still loading its models",
     )
@@ -169,10 +169,10 @@ def speaks_http(host: str, port: int) -> bool:
         return False
 
 
-def http_address(target: Target) -> UnreachableError:
-    host = target.url.rpartition(":")[0]
+def http_address(recipient: Recipient) -> UnreachableError:
+    host = recipient.url.rpartition(":")[0]
     return UnreachableError(
-        f"{target.url} speaks HTTP, not gRPC",
+        f"{recipient.url} speaks HTTP, not gRPC",
         hint=f"use Triton's gRPC port instead (usually 8001), as in --url {host}:8001",
     )
 

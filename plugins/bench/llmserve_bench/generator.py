@@ -40,7 +40,7 @@ _STOPPING = 15.0
 
 
 @dataclass(frozen=True)
-class Job:
+class LoadShare:
     """One process's share of a load; ``total`` is the number of requests of all shares."""
 
     url: str
@@ -54,7 +54,7 @@ class Job:
     total: int
     give_up: float = _GIVE_UP
 
-    def split(self, processes: int) -> list[Job]:
+    def split(self, processes: int) -> list[LoadShare]:
         """Split it so that all shares together send what one process would."""
         level = self.load.concurrency
         processes = min(processes, level or processes, len(self.requests))
@@ -82,9 +82,9 @@ class Report:
 
 
 class LoadGenerator:
-    def __init__(self, jobs: Iterable[Job]) -> None:
+    def __init__(self, shares: Iterable[LoadShare]) -> None:
         self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
-        for job in jobs:
+        for share in shares:
             pipe, far_end = Pipe()
             self._workers[pipe] = subprocess.Popen(
                 [sys.executable, "-c", f"import {__name__} as g; g.main({far_end.fileno()})"],
@@ -93,7 +93,7 @@ class LoadGenerator:
                 start_new_session=True,
             )
             far_end.close()
-            pipe.send(job)
+            pipe.send(share)
 
     def __enter__(self) -> LoadGenerator:
         return self
@@ -168,10 +168,10 @@ def main(descriptor: int) -> None:
 
 
 class _Worker:
-    """Runs a job in a process: warm-up, wait for the start, the load, the report."""
+    """Runs a share in a process: warm-up, wait for the start, the load, the report."""
 
-    def __init__(self, job: Job, pipe: Connection) -> None:
-        self._job = job
+    def __init__(self, share: LoadShare, pipe: Connection) -> None:
+        self._share = share
         self._pipe = pipe
         self._report = Report()
         self._start = 0.0
@@ -179,9 +179,9 @@ class _Worker:
         self._error: Exception | None = None
 
     async def run(self) -> None:
-        job = self._job
-        kind = TritonSender if job.api == "triton" else OpenAISender
-        async with kind(job.api, job.url, job.model, job.load) as sender:
+        share = self._share
+        kind = TritonSender if share.api == "triton" else OpenAISender
+        async with kind(share.api, share.url, share.model, share.load) as sender:
             await self._warm_up(sender)
             self._pipe.send("ready")
             self._start = await asyncio.to_thread(self._pipe.recv)
@@ -193,7 +193,7 @@ class _Worker:
         self._pipe.send(self._report)
 
     async def _warm_up(self, sender: Sender) -> None:
-        requests = iter(self._job.warmup)
+        requests = iter(self._share.warmup)
         failures: list[ClientError] = []
 
         async def send_some() -> None:
@@ -203,12 +203,12 @@ class _Worker:
                 except ClientError as error:
                     failures.append(error)
 
-        await asyncio.gather(*(send_some() for _ in range(self._job.load.concurrency or 1)))
-        if failures and len(failures) == len(self._job.warmup):
+        await asyncio.gather(*(send_some() for _ in range(self._share.load.concurrency or 1)))
+        if failures and len(failures) == len(self._share.warmup):
             raise failures[0]
 
     async def _measure(self, sender: Sender) -> None:
-        load, report, loop = self._job.load, self._report, asyncio.get_running_loop()
+        load, report, loop = self._share.load, self._report, asyncio.get_running_loop()
         before = time.process_time()
         self._sending = sending = asyncio.ensure_future(self._send_all(sender))
         ticker = asyncio.ensure_future(self._tick())
@@ -226,11 +226,11 @@ class _Worker:
             raise self._error
 
     async def _send_all(self, sender: Sender) -> None:
-        level, requests = self._job.load.concurrency, self._requests()
+        level, requests = self._share.load.concurrency, self._requests()
         loops = (self._closed_loop(sender, requests) for _ in range(level or 0))
         tasks = {asyncio.ensure_future(loop) for loop in loops}
         try:
-            for request in () if level else self._job.requests:
+            for request in () if level else self._share.requests:
                 due = self._start + (request.due or 0.0)
                 if (early := due - time.monotonic()) > 0:
                     await asyncio.sleep(early)
@@ -251,16 +251,16 @@ class _Worker:
 
     def _requests(self) -> Iterator[Request]:
         """Yield the requests; with a duration they repeat, each with a new index."""
-        job, duration = self._job, self._job.load.duration
+        share, duration = self._share, self._share.load.duration
         for turn in count() if duration else range(1):
-            for request in job.requests:
+            for request in share.requests:
                 if duration and time.monotonic() >= self._start + duration:
                     return
-                yield replace(request, index=request.index + turn * job.total)
+                yield replace(request, index=request.index + turn * share.total)
 
     async def _send(self, sender: Sender, request: Request, due: float) -> None:
         sent = time.monotonic()
-        if not self._job.load.concurrency:
+        if not self._share.load.concurrency:
             self._report.lags.append(sent - due)
         parts: Parts = []
         failure: ClientError | None = None
@@ -282,7 +282,7 @@ class _Worker:
         self, request: Request, times: Sequence[float], parts: Parts, failure: ClientError | None
     ) -> Record:
         answers = [answer for _, answer in parts]
-        tokens = tokens_of([a.output_tokens for a in answers], cumulative=self._job.cumulative)
+        tokens = tokens_of([a.output_tokens for a in answers], cumulative=self._share.cumulative)
         moments = (*times, *(at for at, _ in parts))
         due, sent, done, *pieces = (round(moment - self._start, 6) for moment in moments)
         inputs = (answer.input_tokens for answer in answers if answer.input_tokens is not None)
@@ -304,7 +304,7 @@ class _Worker:
             self._unreachable_since = None
         elif self._unreachable_since is None:
             self._unreachable_since = now
-        elif now - self._unreachable_since > self._job.give_up and self._report.given_up is None:
+        elif now - self._unreachable_since > self._share.give_up and self._report.given_up is None:
             self._report.given_up = str(failure)
             self._sending.cancel()
 

@@ -18,7 +18,7 @@ from llmserve.client import ModelInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import Registry
 from llmserve.runtime import contract
-from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
+from llmserve_bench.generator import LoadGenerator, LoadShare, OnProgress, Report, cost_of
 from llmserve_bench.losses import PROMPTS, losses
 from llmserve_bench.prompts import Prompts, TokenCounter, make_schedule
 from llmserve_bench.results import Case, Load, Loss, Record, Result, Run, Subject
@@ -92,9 +92,11 @@ class Plan:
     def run(self, target: Target, info: ModelInfo, load: Load, counter: TokenCounter) -> Run:
         ours = info.made_by_llmserve is not None
         warmup, requests = make_schedule(load, self.prompts, counter, ignore_eos=ours)
-        job = Job(target.url, target.model, target.api, ours, load, warmup, requests, len(requests))
-        jobs = job.split(load.processes)
-        with closing(Observer(target)) as observer, LoadGenerator(jobs) as generator:
+        whole = LoadShare(
+            target.url, target.model, target.api, ours, load, warmup, requests, len(requests)
+        )
+        shares = whole.split(load.processes)
+        with closing(Observer(target)) as observer, LoadGenerator(shares) as generator:
 
             def on_progress(done: int, seconds: float) -> None:
                 self.on_progress(done, seconds)

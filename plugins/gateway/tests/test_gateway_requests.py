@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
 from llmserve.client import Completion, Logprob, Piece, ToolsError
-from llmserve.client.failures import Target, translate
+from llmserve.client.failures import Recipient, translate
 from llmserve.contract.failures import Failure, write
 from llmserve.errors import (
     ClientError,
@@ -343,7 +343,7 @@ def refused(code: str, param: str | None = None, **details: int) -> ClientError:
     """Return what the client raises for a refusal of llmserve's runtime."""
     words = "words that quote 'the queue of 'm' is full' and [llmserve model_died] "
     sent = write(Failure(code, words, param, details))
-    return translate("", sent, Target("127.0.0.1:8001", "m"))
+    return translate("", sent, Recipient("127.0.0.1:8001", "m"))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_failures_in_openais_format(
 
 def test_a_client_without_a_command_line_is_told_nothing_of_its_options() -> None:
     nowhere = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
-    error = from_llmserve(translate("UNAVAILABLE", nowhere, Target("127.0.0.1:8001", "m")))
+    error = from_llmserve(translate("UNAVAILABLE", nowhere, Recipient("127.0.0.1:8001", "m")))
     assert error.message == "no Triton answers at 127.0.0.1:8001: try again in a moment"
     assert int(error.headers["retry-after"]) > 0
 

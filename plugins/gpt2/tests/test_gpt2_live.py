@@ -18,7 +18,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from llmserve.client.exchange import Steps
-from llmserve.client.failures import Target, from_rpc
+from llmserve.client.failures import Recipient, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.plugin import check_repository
 from llmserve.testing import LiveTriton, read_config
@@ -100,7 +100,7 @@ def send(triton: LiveTriton, model: str, request: Any) -> Any:
         try:
             return stub.ModelInfer(request, timeout=60)
         except grpc.RpcError as error:
-            raise from_rpc(error, Target(triton.server.grpc_url, model)) from None
+            raise from_rpc(error, Recipient(triton.server.grpc_url, model)) from None
 
 
 def test_a_sequence_without_start_and_after_its_end(

@@ -24,7 +24,7 @@ from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
 from llmserve_trtllm.old_tokenizers import suit_tokenizer
 from llmserve_trtllm.refusals import refuse
-from llmserve_trtllm.target import DEFAULT_SIZE, INFLIGHT, Target, resolve_scheduler
+from llmserve_trtllm.target import DEFAULT_SIZE, INFLIGHT, BuildTarget, resolve_scheduler
 
 _STAGES = "llmserve_trtllm.runtime.stages"
 _ORCHESTRATOR = "llmserve_trtllm.runtime.orchestrator:Orchestrator"
@@ -46,7 +46,7 @@ def assemble(assembly: Assembly) -> None:
     streams = options["decoupled"]
     if streams == "":
         streams = batching == INFLIGHT and version >= versions.FIRST_CONFIGURABLE
-    target = Target(version, options, batching, scheduler, streams)
+    target = BuildTarget(version, options, batching, scheduler, streams)
     if options["max_inflight_requests"] and target.triton < versions.FIRST_BOUNDED:
         triton = f"Triton {target.triton}" if target.triton else "an image that is not known"
         raise IncompatibleError(
@@ -68,7 +68,7 @@ def _places(options: Mapping[str, Any]) -> int:
     return engine.read_engine(engine.folder_of(options["engine"])).max_batch_size
 
 
-def _assemble_engine(assembly: Assembly, target: Target) -> None:
+def _assemble_engine(assembly: Assembly, target: BuildTarget) -> None:
     options, context = assembly.options, assembly.context
     if options["build_engine"]:
         check_causal(context.source, **allowed(context))
@@ -99,7 +99,7 @@ def _assemble_engine(assembly: Assembly, target: Target) -> None:
     write_launch_script(context, target, part.name, built.world_size)
 
 
-def _assemble_llmapi(assembly: Assembly, target: Target) -> None:
+def _assemble_llmapi(assembly: Assembly, target: BuildTarget) -> None:
     options, context = assembly.options, assembly.context
     check_causal(context.source, **allowed(context))
     config = context.source.config()
@@ -124,7 +124,7 @@ def _assemble_llmapi(assembly: Assembly, target: Target) -> None:
     write_launch_script(context, target, part.name, gpus)
 
 
-def _add_engine(assembly: Assembly, target: Target, limits: Mapping[str, Any]) -> BuildContext:
+def _add_engine(assembly: Assembly, target: BuildTarget, limits: Mapping[str, Any]) -> BuildContext:
     part = _add(assembly, "tensorrt_llm", target.batch_size, limits)
     assembly.prepare("batching", part)
     # The engine batches requests itself as they arrive.
@@ -134,7 +134,7 @@ def _add_engine(assembly: Assembly, target: Target, limits: Mapping[str, Any]) -
 
 
 def _add_other_models(
-    assembly: Assembly, target: Target, engine_part: BuildContext, limits: Mapping[str, Any]
+    assembly: Assembly, target: BuildTarget, engine_part: BuildContext, limits: Mapping[str, Any]
 ) -> None:
     """Add preprocessing, postprocessing and the BLS model, and wire the ensemble."""
     context, options = assembly.context, assembly.options

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmserve.plugin import BuildContext, ConfigError, IncompatibleError, OptionError
 from llmserve_trtllm.engine import folder_of
-from llmserve_trtllm.target import INFLIGHT, Target
+from llmserve_trtllm.target import INFLIGHT, BuildTarget
 from llmserve_trtllm.versions import FIRST_LLMAPI, Version
 
 PYTHON = "python3"
@@ -83,7 +83,7 @@ _FAMILIES = {
 """The folder of TensorRT-LLM's examples that converts each family: in 0.5.0, and from 0.19 on."""
 
 
-def build_or_explain(context: BuildContext, target: Target) -> Path:
+def build_or_explain(context: BuildContext, target: BuildTarget) -> Path:
     engine = target.options["engine"]
     if not target.options["build_engine"]:
         if not engine:
@@ -134,7 +134,7 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
         )
 
 
-def _check_installed(target: Target, commands: Sequence[Sequence[str]]) -> None:
+def _check_installed(target: BuildTarget, commands: Sequence[Sequence[str]]) -> None:
     required = target.version
     try:
         installed = Version.parse(version("tensorrt-llm").partition("+")[0])
@@ -151,7 +151,9 @@ def _check_installed(target: Target, commands: Sequence[Sequence[str]]) -> None:
         )
 
 
-def build_commands(target: Target, model: Path, model_type: str, engine: Path) -> list[list[str]]:
+def build_commands(
+    target: BuildTarget, model: Path, model_type: str, engine: Path
+) -> list[list[str]]:
     values = _values(target.options)
     values |= {"model": str(model), "engine": str(engine)}
     if target.version >= FIRST_LLMAPI:

@@ -36,7 +36,7 @@ _REBUILD = "rebuild the engine, or name the folder that trtllm-build wrote"
 
 
 @dataclass(frozen=True)
-class Engine:
+class BuiltEngine:
     """An engine, as described by its configuration.
 
     ``version`` is None for engines before 0.8. ``decoding_mode`` is set if the engine was built for
@@ -66,7 +66,7 @@ def folder_of(path: str) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def read_engine(folder: Path) -> Engine:
+def read_engine(folder: Path) -> BuiltEngine:
     """Read an engine's folder; whatever is missing or wrong is reported in one line."""
     path = folder / "config.json"
     if not path.is_file():
@@ -99,7 +99,7 @@ def read_engine(folder: Path) -> Engine:
     return engine
 
 
-def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
+def _parse_config(folder: Path, content: Mapping[str, Any]) -> BuiltEngine:
     """Parse either form: that of 0.8 and later, or that of 0.5 to 0.7, which has no version."""
     is_new = "build_config" in content
     build = content["build_config" if is_new else "builder_config"]
@@ -132,7 +132,7 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
             f"{_FIRST_WITH_VERSION} writes one",
             hint=_REBUILD,
         )
-    return Engine(
+    return BuiltEngine(
         folder=folder,
         version=version,
         tensor_parallel=tensor * context,
@@ -150,7 +150,7 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
 
 
 def check_engine(
-    engine: Engine, version: Version, *, batching: str, options: Mapping[str, Any]
+    engine: BuiltEngine, version: Version, *, batching: str, options: Mapping[str, Any]
 ) -> None:
     """Refuse an engine that does not fit the version or the build, naming both sides."""
     _check_version(engine, version)
@@ -188,7 +188,7 @@ def check_engine(
         )
 
 
-def _check_version(engine: Engine, version: Version) -> None:
+def _check_version(engine: BuiltEngine, version: Version) -> None:
     hint = f"rebuild the engine with {version}"
     if engine.version is None:
         fits, release = version < _FIRST_WITH_VERSION, f"older than {_FIRST_WITH_VERSION}"
@@ -200,7 +200,7 @@ def _check_version(engine: Engine, version: Version) -> None:
         raise IncompatibleError(f"{what}, and this build is for {version}", hint=hint)
 
 
-def _check_gpus(engine: Engine, gpu_ids: str, mode: str) -> None:
+def _check_gpus(engine: BuiltEngine, gpu_ids: str, mode: str) -> None:
     """Refuse malformed GPU lists, and lists that do not match the engine's number of processes."""
     if gpu_ids and not _GPUS.fullmatch(gpu_ids):
         raise OptionError(
@@ -222,7 +222,7 @@ def _check_gpus(engine: Engine, gpu_ids: str, mode: str) -> None:
         )
 
 
-def check_vocabulary(engine: Engine, source: ModelSource) -> None:
+def check_vocabulary(engine: BuiltEngine, source: ModelSource) -> None:
     """Refuse a tokenizer with more ids than the engine; the engine's vocabulary may be padded."""
     tokens, vocabulary = vocabulary_size(source.path), model_vocabulary(source)
     problem = ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmserve.plugin import BuildContext
-from llmserve_trtllm.target import Target
+from llmserve_trtllm.target import BuildTarget
 
 _SCRIPTS = Path(__file__).with_name("scripts")
 
 
 def write_launch_script(
-    context: BuildContext, target: Target, engine_model: str, world_size: int
+    context: BuildContext, target: BuildTarget, engine_model: str, world_size: int
 ) -> None:
     script = "llmapi" if target.is_llmapi else target.options["multi_gpu"]
     if world_size == 1 and script != "orchestrator":

@@ -19,14 +19,14 @@ from llmserve.plugin import (
 from llmserve_trtllm import tensors
 from llmserve_trtllm.options import engine_parameters
 from llmserve_trtllm.refusals import refused_requests
-from llmserve_trtllm.target import MODEL_TYPES, MOST_COPIES, STATIC, Target
+from llmserve_trtllm.target import MODEL_TYPES, MOST_COPIES, STATIC, BuildTarget
 from llmserve_trtllm.tensors import Row
 
 STAND_IN = "llmserve.stand_in"
 """Tells a stand-in which model the engine was built from; TensorRT-LLM ignores it."""
 
 
-def declare_engine(config: ModelConfig, target: Target) -> None:
+def declare_engine(config: ModelConfig, target: BuildTarget) -> None:
     # The engine places itself; KIND_CPU keeps Triton from creating an instance for every GPU.
     copies = target.options["gpu_device_ids"].count(";") + 1
     outputs = target.rows(tensors.ENGINE_OUTPUTS, tensors.SCORES)
@@ -34,7 +34,9 @@ def declare_engine(config: ModelConfig, target: Target) -> None:
     config.model_transaction_policy.decoupled = target.streams
 
 
-def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand_in: str) -> None:
+def configure_engine(
+    config: ModelConfig, target: BuildTarget, engine_dir: str, stand_in: str
+) -> None:
     if not target.is_0_5:
         _configure_queue(config, target)
     parameters = {
@@ -46,7 +48,7 @@ def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand
     set_parameters(config, parameters | engine_parameters(target.options, target.version))
 
 
-def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, Any]:
+def configure_preprocessing(config: ModelConfig, target: BuildTarget) -> dict[str, Any]:
     rows = {_preprocessing_name(row): row for row in target.preprocessed}
     inputs = [replace(row, name=name) for name, row in rows.items()]
     copies = target.options["preprocessing_instance_count"]
@@ -61,7 +63,7 @@ def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, An
 
 
 def configure_postprocessing(
-    config: ModelConfig, target: Target, formatted: Iterable[Tensor]
+    config: ModelConfig, target: BuildTarget, formatted: Iterable[Tensor]
 ) -> dict[str, Any]:
     inputs = target.rows(tensors.POSTPROCESSING_INPUTS)
     extra = [replace(row, name=row.name.upper()) for row in _extra_outputs(target, formatted)]
@@ -72,7 +74,7 @@ def configure_postprocessing(
 
 
 def configure_orchestrator(
-    config: ModelConfig, target: Target, engine_model: str, assembly: Assembly
+    config: ModelConfig, target: BuildTarget, engine_model: str, assembly: Assembly
 ) -> dict[str, Any]:
     """Configure ``tensorrt_llm_bls``, which calls the engine; return the stage's settings."""
     inputs, outputs = _client_tensors(target, assembly)
@@ -98,7 +100,7 @@ def configure_orchestrator(
 
 
 def wire(
-    assembly: Assembly, target: Target, parts: tuple[BuildContext, BuildContext, BuildContext]
+    assembly: Assembly, target: BuildTarget, parts: tuple[BuildContext, BuildContext, BuildContext]
 ) -> None:
     """Declare the ensemble's tensors and connect its three models, as NVIDIA does."""
     preprocessing, engine, postprocessing = parts
@@ -124,7 +126,7 @@ def wire(
     assembly.step(postprocessing, last_inputs, last_outputs)
 
 
-def wire_to_bls(assembly: Assembly, target: Target, bls: BuildContext) -> None:
+def wire_to_bls(assembly: Assembly, target: BuildTarget, bls: BuildContext) -> None:
     """Connect the ensemble to ``tensorrt_llm_bls`` alone, which can stream what a pipeline cannot.
 
     Triton refuses an ensemble whose last step gets tensors from a decoupled model and from
@@ -137,7 +139,7 @@ def wire_to_bls(assembly: Assembly, target: Target, bls: BuildContext) -> None:
     )
 
 
-def llmapi_settings(target: Target) -> Mapping[str, Any]:
+def llmapi_settings(target: BuildTarget) -> Mapping[str, Any]:
     options = target.options
     kv_cache = {
         "free_gpu_memory_fraction": options["kv_cache_free_gpu_mem_fraction"],
@@ -162,7 +164,7 @@ def llmapi_settings(target: Target) -> Mapping[str, Any]:
     }
 
 
-def _client_tensors(target: Target, assembly: Assembly) -> tuple[list[Tensor], list[Tensor]]:
+def _client_tensors(target: BuildTarget, assembly: Assembly) -> tuple[list[Tensor], list[Tensor]]:
     """Return the inputs and outputs of ``tensorrt_llm_bls``: the template's and llmserve's."""
     formatted = assembly.outputs
     inputs: dict[str, Tensor] = {row.name: row for row in (*target.preprocessed, *target.direct)}
@@ -174,19 +176,19 @@ def _client_tensors(target: Target, assembly: Assembly) -> tuple[list[Tensor], l
     return list(inputs.values()), outputs
 
 
-def _sampling(target: Target) -> list[Row]:
+def _sampling(target: BuildTarget) -> list[Row]:
     """Return the parameters to pass on; an engine without guided decoding would ignore a guide."""
     rows = target.rows(tensors.CLIENT_SAMPLING)
     return [row for row in rows if target.guided or not row.name.startswith("guided_")]
 
 
-def _preprocessing_outputs(target: Target) -> list[Row]:
+def _preprocessing_outputs(target: BuildTarget) -> list[Row]:
     sampling = [replace(row, name=f"OUT_{row.name.upper()}") for row in _sampling(target)]
     extra = target.rows(tensors.PREPROCESSING_EXTRA_OUTPUTS)
     return [*target.rows(tensors.PREPROCESSING_OUTPUTS), *sampling, *extra]
 
 
-def _engine_names(target: Target) -> dict[str, str]:
+def _engine_names(target: BuildTarget) -> dict[str, str]:
     """Return the engine's input names by the names of preprocessing's outputs."""
     names = tensors.ENGINE_NAMES
     outputs = [row.name for row in _preprocessing_outputs(target)]
@@ -198,12 +200,12 @@ def _preprocessing_name(row: Row) -> str:
     return tensors.PREPROCESSING_NAMES.get(name, name)
 
 
-def _extra_outputs(target: Target, formatted: Iterable[Tensor]) -> list[Tensor]:
+def _extra_outputs(target: BuildTarget, formatted: Iterable[Tensor]) -> list[Tensor]:
     """Return the formatter's outputs besides the text; they are unknown for a piece of a stream."""
     return [t for t in formatted if t.name != "text_output" and not target.streams]
 
 
-def _scores(target: Target, formatted: Iterable[Tensor]) -> list[Row]:
+def _scores(target: BuildTarget, formatted: Iterable[Tensor]) -> list[Row]:
     """Return the engine's scores that the formatter does not output itself."""
     ours = {tensor.name for tensor in formatted}
     return [row for row in target.rows(tensors.SCORES) if row.name not in ours]
@@ -214,7 +216,7 @@ def _wire(name: str) -> str:
     return tensors.WIRE_NAMES.get(f"_{name}", f"_{name}")
 
 
-def _request_settings(target: Target) -> dict[str, Any]:
+def _request_settings(target: BuildTarget) -> dict[str, Any]:
     """Return the settings that every stage with a ``RequestWriter`` needs."""
     return {
         "sampling": [row.name for row in _sampling(target)],
@@ -241,7 +243,7 @@ def _declare(
         config.instance_group.add(count=copies, kind="KIND_CPU")
 
 
-def _configure_queue(config: ModelConfig, target: Target) -> None:
+def _configure_queue(config: ModelConfig, target: BuildTarget) -> None:
     batching, options = config.dynamic_batching, target.options
     batching.SetInParent()
     if target.is_0_5:

@@ -30,7 +30,7 @@ MOST_COPIES = 64
 
 
 @dataclass(frozen=True)
-class Target:
+class BuildTarget:
     """A build's decisions, shared by all its models; it ``streams`` if its engine is decoupled."""
 
     version: Version

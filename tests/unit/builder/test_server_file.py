@@ -16,7 +16,7 @@ from llmserve.builder.server_file import GATEWAY, SERVE, ServerFile, parse_toml,
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
 from llmserve_cli.group import cli
 from llmserve_cli.serve import serve
-from llmserve_cli.served import options_of
+from llmserve_cli.served_repository import options_of
 
 FILE = """
 [models.small]

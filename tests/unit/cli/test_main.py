@@ -18,7 +18,7 @@ from llmserve.errors import MissingPluginError
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
 from llmserve.testing import command as command_line
-from llmserve_cli import absent
+from llmserve_cli import missing_packages
 from llmserve_cli.commands import llmserve_register_commands
 from llmserve_cli.group import Commands, cli
 from llmserve_cli.main import main
@@ -308,7 +308,7 @@ def test_a_full_disk_is_one_line(site: Path) -> None:
     assert "Exception ignored" not in result.stderr
 
 
-@pytest.mark.parametrize("name", absent.COMMANDS)
+@pytest.mark.parametrize("name", missing_packages.COMMANDS)
 def test_a_command_of_a_package_that_is_not_installed_names_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +316,7 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(
     group = Commands()
     with pytest.raises(click.UsageError) as caught:
         group.resolve_command(click.Context(group), [name, "demo"])
-    package = absent.COMMANDS[name]
+    package = missing_packages.COMMANDS[name]
     command = packages.install_command(package)
     assert caught.value.message == f"{name} comes with {package}: {command}"
 
@@ -326,11 +326,13 @@ def test_packages_of_commands_and_plugins_are_those_that_have_them() -> None:
     entries = Registry.load().entries
     ours = {f"llmserve-{path.parent.name}" for path in ROOT.glob("plugins/*/pyproject.toml")}
     commands = {name: f"llmserve-{plugin}" for name, plugin in cli._plugin_of.items()}
-    assert {n: p for n, p in commands.items() if p in ours} == absent.COMMANDS
+    assert {n: p for n, p in commands.items() if p in ours} == missing_packages.COMMANDS
     recipes = {
         e.component.name: e.plugin.origin for e in entries if isinstance(e.component, Recipe)
     }
-    named = {name: package or f"llmserve-{name}" for name, package in absent.PLUGINS.items()}
+    named = {
+        name: package or f"llmserve-{name}" for name, package in missing_packages.PLUGINS.items()
+    }
     assert {n: p for n, p in recipes.items() if p in ours} == named
 
 
@@ -354,7 +356,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_its_package(
     monkeypatch.setattr(found, "entries", only)
     with pytest.raises(MissingPluginError) as caught:
         found.recipe(name)
-    assert absent.explained(caught.value).startswith(expected)
+    assert missing_packages.explained(caught.value).startswith(expected)
     assert caught.value.exit_code == 3
 
 

@@ -17,8 +17,8 @@ from llmserve.hardware import MachineMemory
 from llmserve.repository.repository import Repository
 from llmserve.server import OnDemand, ServeOptions, ServerSettings
 from llmserve.server.checks import at_start, check_runtime
-from llmserve_cli.described import Described, Description
 from llmserve_cli.group import cli
+from llmserve_cli.model_descriptions import Described, Description
 from llmserve_cli.on_demand import (
     limited,
     offered_models,

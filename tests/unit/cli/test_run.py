@@ -25,8 +25,8 @@ from llmserve.errors import (
 )
 from llmserve.server import ChildProcess, Running
 from llmserve_cli import run as run_module
-from llmserve_cli.beside import Beside, serving
 from llmserve_cli.group import cli
+from llmserve_cli.server_process import ServerProcess, serving
 
 
 def invoke(*words: str, stdin: str = "") -> Result:
@@ -114,28 +114,30 @@ def test_what_a_server_says_when_it_cannot_start_is_the_error(tmp_path: Path) ->
 
 def test_a_server_that_was_killed_is_noticed() -> None:
     process = ChildProcess(["sleep", "60"])
-    beside = Beside(process, Status("starting"))
-    beside.follow()
-    beside.check()
+    started = ServerProcess(process, Status("starting"))
+    started.follow()
+    started.check()
     process.send_signal(signal.SIGKILL)
     process.wait()
     with pytest.raises(ServerError, match="the server has ended: killed by SIGKILL"):
-        beside.check()
-    beside.stop()
+        started.check()
+    started.stop()
 
 
 def test_a_triton_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = Beside(ChildProcess(["sleep", "60"]), Status("starting"))
-    beside.follow()
-    beside.is_starting = False
+    started = ServerProcess(ChildProcess(["sleep", "60"]), Status("starting"))
+    started.follow()
+    started.is_starting = False
     model = ModelReport("m", State.LOADING, "Triton ended: killed by SIGKILL")
-    report = ServerReport(State.LOADING, "u", models=(model,), pid=beside.process.pid)
-    monkeypatch.setattr("llmserve_cli.beside.find_servers", lambda: [Running(Path("s"), report)])
+    report = ServerReport(State.LOADING, "u", models=(model,), pid=started.process.pid)
+    monkeypatch.setattr(
+        "llmserve_cli.server_process.find_servers", lambda: [Running(Path("s"), report)]
+    )
     with pytest.raises(ModelNotReadyError, match=r"the server is loading \(Triton ended: killed"):
-        beside.check()
+        started.check()
     report = replace(report, state=State.READY)
-    beside.check()
-    beside.stop()
+    started.check()
+    started.stop()
 
 
 def test_why_a_server_has_ended_is_not_shown_as_progress_too() -> None:
@@ -143,10 +145,10 @@ def test_why_a_server_has_ended_is_not_shown_as_progress_too() -> None:
     lines = ["llmserve: loading m\n", "llmserve: m failed to load\n"]
     process: Any = SimpleNamespace(stderr=lines, poll=lambda: 1, killed_by="")
     status: Any = SimpleNamespace(update=steps.append)
-    beside = Beside(process, status)
-    beside.follow()
+    started = ServerProcess(process, status)
+    started.follow()
     with pytest.raises(ServerError, match=r"^m failed to load$"):
-        beside.check()
+        started.check()
     assert steps == ["loading m"]
 
 
@@ -154,14 +156,14 @@ def test_what_the_command_has_noted_is_not_shown_of_its_server_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LLMSERVE_BLOCK_PLUGINS", "nope")
-    servers: list[Beside] = []
-    follow = Beside.follow
+    servers: list[ServerProcess] = []
+    follow = ServerProcess.follow
 
-    def followed(self: Beside) -> None:
+    def followed(self: ServerProcess) -> None:
         servers.append(self)
         follow(self)
 
-    monkeypatch.setattr(Beside, "follow", followed)
+    monkeypatch.setattr(ServerProcess, "follow", followed)
     with pytest.raises(ServerError, match="no repository at"), serving(tmp_path / "none", []):
         raise AssertionError
     assert any("LLMSERVE_BLOCK_PLUGINS names 'nope'" in line for line in servers[0].lines)

@@ -14,7 +14,7 @@ from llmserve.contract.report import ServerReport, State
 from llmserve.server import Running, Serving
 from llmserve_cli import serve as serve_module
 from llmserve_cli.group import cli
-from llmserve_cli.openness import reach
+from llmserve_cli.reachability import reach
 
 
 def test_a_port_in_use_names_the_serve_that_runs_here(

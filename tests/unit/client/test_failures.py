@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve import errors
-from llmserve.client.failures import Target, translate, unknown_model
+from llmserve.client.failures import Recipient, translate, unknown_model
 from llmserve.client.model import ModelState
 from llmserve.client.workarounds import one_line
 from llmserve.contract.failures import FAILURES, Failure, write
 from llmserve.contract.failures import UNKNOWN as UNKNOWN_CODE
 
-TARGET = Target("127.0.0.1:8001", "demo", "no complete answer from 'demo' within 2.5 s")
+DEMO = Recipient("127.0.0.1:8001", "demo", "no complete answer from 'demo' within 2.5 s")
 NOWHERE = "failed to connect to all addresses; last error: UNKNOWN: "
 REFUSED = f"{NOWHERE}ipv4:127.0.0.1:8001: Failed to connect to remote host: Connection refused"
 KEY = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
@@ -75,7 +75,7 @@ TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
 def test_a_message_of_the_server_becomes_an_error(
     code: str, details: str, kind: type[errors.ClientError], message: str
 ) -> None:
-    error = translate(code, details, TARGET)
+    error = translate(code, details, DEMO)
     assert type(error) is kind
     assert message in str(error)
 
@@ -83,7 +83,7 @@ def test_a_message_of_the_server_becomes_an_error(
 @pytest.mark.parametrize("code", FAILURES)
 def test_a_code_reaches_the_user_of_the_client_as_itself(code: str) -> None:
     sent = write(Failure(code, "why", "top_k", {"context": 64}))
-    error = translate("", f"in ensemble 'demo', {sent}", TARGET)
+    error = translate("", f"in ensemble 'demo', {sent}", DEMO)
     assert (error.code, error.param, error.words) == (code, "top_k", "why")
     assert error.details == {"context": 64}
     if code != UNKNOWN_CODE:
@@ -102,7 +102,7 @@ def test_tracebacks_and_folders_stay_on_the_server() -> None:
         "/srv/models/demo/1/weights.bin\nor it is empty\n\nAt:\n  /srv/models/demo/1/model.py(5): "
         "execute\n"
     )
-    assert translate("", details, TARGET).words == "ValueError: no file weights.bin or it is empty"
+    assert translate("", details, DEMO).words == "ValueError: no file weights.bin or it is empty"
     python = 'Traceback (most recent call last):\n  File "/a/b/c.py", line 3\n    x()\nKeyError: 1'
     assert one_line(python) == "KeyError: 1"
     assert one_line("see https://example.org/a/b and 3/4") == "see https://example.org/a/b and 3/4"
@@ -110,7 +110,7 @@ def test_tracebacks_and_folders_stay_on_the_server() -> None:
 
 @given(st.text(), st.sampled_from(["INTERNAL", "INVALID_ARGUMENT", "UNAVAILABLE", "", "UNKNOWN"]))
 def test_every_message_becomes_one_line(details: str, code: str) -> None:
-    text = str(translate(code, details, TARGET))
+    text = str(translate(code, details, DEMO))
     assert text == " ".join(text.splitlines())
     assert len(text) < 1000
 

@@ -17,7 +17,7 @@ import pytest
 from llmserve.errors import UsageError
 from llmserve_bench import measure
 from llmserve_bench.figures import figures_of
-from llmserve_bench.generator import Job
+from llmserve_bench.generator import LoadShare
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load, Run
@@ -113,7 +113,7 @@ def test_the_last_batch_of_the_warm_up_is_not_in_the_servers_figures() -> None:
 def test_a_server_that_dies_ends_the_load_and_its_answers_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measure, "Job", partial(Job, give_up=1.0))
+    monkeypatch.setattr(measure, "LoadShare", partial(LoadShare, give_up=1.0))
     with scripted(tokens=(1,)) as server:
 
         def kill(done: int, seconds: float) -> None:

@@ -13,7 +13,7 @@ import pytest
 from llmserve.contract.container import closed, release
 from llmserve.errors import ConfigError, LLMServeError
 from llmserve_trtllm.build_engine import build_commands, run
-from llmserve_trtllm.target import Target
+from llmserve_trtllm.target import BuildTarget
 from llmserve_trtllm.versions import CONTAINERS, Version
 
 from .building import DEFAULTS, build, cases, engine_of
@@ -102,7 +102,9 @@ def test_one_process_needs_no_script(tmp_path: Path) -> None:
 
 def commands(version: str, batching: str = "inflight", model: str = "llama", **options: Any) -> str:
     options = {**DEFAULTS, "max_batch_size": 8, "tensor_parallel": 2, **options}
-    target = Target(Version.parse(version), options, batching, "max_utilization", streams=False)
+    target = BuildTarget(
+        Version.parse(version), options, batching, "max_utilization", streams=False
+    )
     built = build_commands(target, Path("/my model"), model, Path("/engine"))
     return " && ".join(map(shlex.join, built))
 

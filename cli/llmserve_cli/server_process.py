@@ -24,7 +24,7 @@ _NOTE = f"{_PREFIX}note: "
 
 
 @dataclass
-class Beside:
+class ServerProcess:
     """The process of a ``serve``, and the last lines that it has printed."""
 
     process: ChildProcess
@@ -101,23 +101,25 @@ class Beside:
 
 
 @contextmanager
-def serving(repository: Path, words: Sequence[str]) -> Iterator[tuple[Running, Beside]]:
+def serving(repository: Path, words: Sequence[str]) -> Iterator[tuple[Running, ServerProcess]]:
     """Serve a repository in a process of its own while the block runs."""
     command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository)]
     ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
     with Status("starting Triton") as status:
-        beside = Beside(ChildProcess([*command, *ports, "--grace", str(_GRACE), *words]), status)
-        beside.follow()
+        started = ServerProcess(
+            ChildProcess([*command, *ports, "--grace", str(_GRACE), *words]), status
+        )
+        started.follow()
         try:
-            while (server := beside.server()) is None:
-                beside.check()
+            while (server := started.server()) is None:
+                started.check()
                 time.sleep(_POLL)
         except BaseException:
-            beside.stop()
+            started.stop()
             raise
-        beside.is_starting = False
+        started.is_starting = False
     try:
-        yield server, beside
+        yield server, started
     finally:
         with Status("stopping the server"):
-            beside.stop()
+            started.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve_cli.wrapping import WordWrap
+from llmserve_cli.wrapped_text import WordWrap
 
 TEXTS = st.lists(st.sampled_from(["a", "word", "longer", "x" * 45, "日本", " ", "  ", "\n"]))
 
