@@ -14,7 +14,8 @@ from typing import Any, Literal
 from llmserve.builder.hub.choice import needed_files
 from llmserve.builder.hub.download import content_of, download
 from llmserve.builder.hub.failures import no_file
-from llmserve.builder.hub.lookup import look_up
+from llmserve.builder.hub.listing import COMMIT
+from llmserve.builder.hub.lookup import cached, look_up
 from llmserve.builder.reading import read_object
 from llmserve.errors import ModelSourceError
 
@@ -298,6 +299,9 @@ def fetch_file(
 
     Files that match the patterns ``beside`` are downloaded too, if there are any.
     """
+    if COMMIT.fullmatch(revision) and not beside and (here := cached(repo_id, revision, file)):
+        # It is the same for ever.
+        return here / file
     found = look_up(repo_id, file, revision=revision, report=report)
     if isinstance(found, Path):
         return found / file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,11 @@ def test_a_model_of_the_hub_is_fetched_once_and_again_when_it_has_changed(
         assert "llmserve: tiny is built" in changed.stderr
     gone = run(*words, "--runtime", "binary")
     assert (gone.returncode, gone.stderr) == (1, unchanged.stderr)
+    # It is loaded from the cache, without waiting for a hub that cannot be reached.
+    begun = time.monotonic()
+    served = run(*words)
+    assert (served.stdout, served.returncode) == (TOKYO, 0), served.stderr
+    assert time.monotonic() - begun < 120
 
 
 def test_a_model_that_cannot_be_served_ends_it_with_the_reason(home: Path) -> None:

@@ -22,7 +22,7 @@ from llmserve.builder.hub.failures import (
     words,
 )
 from llmserve.builder.hub.listing import HubFile, Listing, with_content
-from llmserve.builder.hub.part import Part
+from llmserve.builder.hub.unfinished import UnfinishedFile
 from llmserve.builder.progress import Note, PartDone
 from llmserve.errors import OutputError
 from llmserve.texts import in_gb
@@ -76,7 +76,9 @@ def _complete(
     found = [file if file.blob else with_content(listing, file) for file in files]
     missing = {file.blob: file for file in found if not cache.content(file).exists()}
     if missing:
-        _Download(listing, [Part(file, cache) for file in missing.values()], cache, report).run()
+        _Download(
+            listing, [UnfinishedFile(file, cache) for file in missing.values()], cache, report
+        ).run()
     return found
 
 
@@ -84,10 +86,10 @@ class _Download:
     """Several files on their way. Only the thread that runs this reports."""
 
     def __init__(
-        self, listing: Listing, parts: Sequence[Part], cache: Cache, report: Report
+        self, listing: Listing, parts: Sequence[UnfinishedFile], cache: Cache, report: Report
     ) -> None:
         self._listing, self._parts, self._cache, self._report = listing, parts, cache, report
-        self._waiting: SimpleQueue[Part] = SimpleQueue()
+        self._waiting: SimpleQueue[UnfinishedFile] = SimpleQueue()
         # What is refused is refused with the first small file.
         for part in sorted(parts, key=lambda part: part.expected):
             self._waiting.put(part)
@@ -154,7 +156,7 @@ class _Download:
         if now - self._moved > _SILENCE:
             amount += f", nothing has come for {now - self._moved:.0f} s"
         elif rate:
-            amount += f", {in_gb(rate)}/s"
+            amount += f", {rate / 1e6:.{0 if rate >= 1e7 else 1}f} MB/s"
         self._report(
             PartDone(
                 f"downloading {self._listing.repo_id}",
@@ -178,7 +180,7 @@ class _Download:
         finally:
             self._woken.set()
 
-    def _load(self, part: Part) -> None:
+    def _load(self, part: UnfinishedFile) -> None:
         is_fresh = not part.size
         with part.opened(self._stop.is_set):
             while not self._stop.is_set():
@@ -198,7 +200,7 @@ class _Download:
                 is_fresh = True
                 self._notes.put(f"{part.file.name} is downloaded anew: what was here is not of it")
 
-    def _fill(self, part: Part) -> None:
+    def _fill(self, part: UnfinishedFile) -> None:
         """Ask for the rest until it is there: again if a connection breaks, or the hub is busy."""
         failures, most = 0, part.size
         while not self._stop.is_set():
@@ -232,7 +234,7 @@ class _Download:
             f"{in_gb(self._total)}",
         )
 
-    def _request(self, part: Part) -> bool:
+    def _request(self, part: UnfinishedFile) -> bool:
         """Ask for the rest of a file, or a long piece of it, and return whether all is there."""
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 

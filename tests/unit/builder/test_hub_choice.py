@@ -178,6 +178,9 @@ def test_a_file_comes_alone_or_with_those_that_hold_its_weights(hub: Hub) -> Non
     names = ["onnx/model.onnx", "onnx/model.onnx_data", "onnx/model.onnx_data_1"]
     assert sorted(hub.downloaded) == names
     assert sorted(path.name for path in file.parent.iterdir()) == [Path(n).name for n in names]
+    hub.asked.clear()
+    assert fetch_file(MODEL, names[0], revision=hub.commit, report=lambda _: None) == file
+    assert hub.asked == [], "a file of a commit is the same for ever"
     with pytest.raises(ModelSourceError, match=r"acme/tiny has no file other\.gguf: see its page"):
         resolve(f"{MODEL}:other.gguf", report=lambda _: None)
 

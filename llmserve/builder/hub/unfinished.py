@@ -24,7 +24,7 @@ class _Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class Part:
+class UnfinishedFile:
     """A content that is not whole yet; ``size`` is what there is of it."""
 
     def __init__(self, file: HubFile, cache: Cache) -> None:
