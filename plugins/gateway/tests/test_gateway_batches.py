@@ -762,7 +762,6 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
     async def work(client: openai.AsyncOpenAI) -> None:
         gateway = client.app.state.gateway  # type: ignore[attr-defined]
         gateway.catalog.record_failure = lambda *_: None
-        gateway._deaths = None
         fatal = [line(f"d{n}", body={"model": "dead", "prompt": f"d{n}"}) for n in range(40)]
         dying = await begin(client, fatal)
         await until(lambda: away["is"])
