@@ -13,6 +13,7 @@ import click
 from llmserve.commands import built_models, print_json, print_table, printable
 from llmserve.errors import ConfigError
 from llmserve.plugin import near
+from llmserve.runtime.contract import task_of
 from llmserve.server import REPOSITORY_FOLDER, Running, find_servers
 from llmserve_cli.terminal import size_in_words
 
@@ -53,11 +54,13 @@ class Entry:
 def list_models(model: str | None, repository: Path | None, as_json: bool) -> None:
     """List the models that are built.
 
-    With a name, only those of that name. They are those that `llmserve run` and `llmserve serve
-    MODEL` keep in LLMSERVE_HOME, and those of model_repository in the current folder.
+    With a name, only those of that name, with what they were built as. They are those that
+    `llmserve run` and `llmserve serve MODEL` keep in LLMSERVE_HOME, and those of model_repository
+    in the current folder.
 
     \b
     llmserve list
+    llmserve list demo
     llmserve remove demo
     """
     from llmserve.plugin import Repository, Store
@@ -89,12 +92,36 @@ def list_models(model: str | None, repository: Path | None, as_json: bool) -> No
             click.echo(place)
             print_table([["NAME", "PLUGIN", "SIZE", "BUILT", "SERVED AT", "SOURCE"]]
                         + [entry.cells() for entry in group])  # fmt: skip
+        for entry in group if model is not None else ():
+            for word, text in _details(Repository.open(Path(entry.repository)).model(entry.name)):
+                click.echo(f"  {word:<10}  {printable(text)}")
     for entry in entries:
         if entry.problem:
             line = f"{entry.name}: {entry.problem}: llmserve remove {entry.name} deletes it"
             click.echo(printable(line), err=True)
     if not entries:
         click.echo(f"no model is built: {NONE}", err=True)
+
+
+def _details(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield what a model is, as far as its manifest says it."""
+    yield "folder", str(model.folder)
+    if (manifest := model.manifest) is None:
+        return
+    yield "model", task_of(manifest.task).does
+    if size := manifest.size:
+        yield "weights", f"{size['parameters'] / 1e6:.4g} million, {size['dtype']}"
+        yield from [("context", f"{size['context']} tokens")] if size["context"] else ()
+    components = sorted(manifest.components.items())
+    yield "components", ", ".join(f"{role} {part['name']}" for role, part in components)
+    # As they are given to --set.
+    values = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in sorted(manifest.options.items())
+        if value != ""
+    }
+    yield "options", " ".join(f"{name}={value}" for name, value in values.items())
+    yield "llmserve", manifest.llmserve
 
 
 def _entries(repository: Repository, servers: Sequence[Running]) -> Iterator[Entry]:

@@ -68,6 +68,27 @@ def test_the_list_has_the_kept_models_and_those_of_this_folder(
     assert invoke("list", "--repository", "model_repository").stdout.split()[0] == lines[3]
 
 
+def test_a_model_that_is_named_is_shown_with_what_it_was_built_as(store: Store) -> None:
+    llmserve.build("hf", "demo", max_batch_size=2)
+    llmserve.build("hf", "demo", name="other")
+    folder = Path("model_repository/own")
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text('platform: "ensemble"')
+    lines = invoke("show", "demo").stdout.splitlines()
+    assert (lines[0], len(lines)) == ("model_repository", 10)
+    found = {word: " ".join(rest) for word, *rest in map(str.split, lines[3:])}
+    assert found["folder"] == "model_repository/demo"
+    assert found["model"] == "generates text"
+    assert found["weights"] == "1.483 million, float16"
+    assert found["context"] == "512 tokens"
+    assert found["components"].startswith("batching dynamic, formatter text, generator")
+    assert "decoupled=true" in found["options"].split()
+    assert "max_batch_size=2" in found["options"].split()
+    assert found["llmserve"] == llmserve.__version__
+    assert invoke("list", "own").stdout.endswith("  folder      model_repository/own\n")
+    assert "folder" not in invoke("list").stdout
+
+
 def test_a_failed_attempt_says_so_and_how_it_goes(store: Store) -> None:
     kept = store.build(BuildSpec("hf", "demo", name="tried"), Registry.load())
     store.build(BuildSpec("hf", "demo", name="half"), Registry.load())
