@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from http.client import HTTPException
@@ -26,14 +23,12 @@ from llmserve.server.find.launch import (
     link_model,
     unlink_model,
 )
-from llmserve.server.run.log import ServerLog, in_plain_words
+from llmserve.server.run.log import in_plain_words
 from llmserve.server.run.process import GuardedProcess
 from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import ServerSettings
 from llmserve.server.workarounds import keep_model, withdraw_model
 
-UNLOADED = ("", "UNAVAILABLE")
-"""The states of a model that takes no memory."""
 _NOT_READY = (400, 404)
 """How Triton answers if a model is not ready, or not known."""
 _ESTABLISHED = "01"
@@ -41,9 +36,6 @@ _HANG_TIMEOUT = 20.0
 """Seconds after which a server that does not answer is considered hung."""
 _TIMEOUT = 5.0
 """Seconds for requests that a server answers at once."""
-_POLL = 0.05
-_TRIES = 3
-"""For a model whose process did not respond for a second while it loaded."""
 
 
 class RefusedError(ServerError):
@@ -145,63 +137,6 @@ class Server:
     def stand_ins(self) -> dict[str, str]:
         """Return the models that a stand-in runs, each with the backend that it replaces."""
         return stand_ins(self.metrics_url)
-
-    def load(self, *names: str, timeout: float = math.inf) -> None:
-        """Load or reload models of the repository and wait for them; for ``renewable`` servers.
-
-        Parts are named before the model that needs them. The old model answers until the new
-        one is loaded.
-        """
-        deadline = time.monotonic() + timeout
-        log = ServerLog(self.log_file)
-        new = [name for name in names if not (self._links / name).exists()]
-        for name in names:
-            self.renew(name)
-        missing, tries = set(names), Counter[str]()
-        while missing:
-            time.sleep(_POLL)
-            ended = not self.alive()
-            log.read()
-            loading = log.progress(0.0).loading
-            self.stubs.poll(loading)
-            self.stubs.kill_given_up(loading, time.monotonic())
-            failed = missing & log.failures.keys()
-            for name in {*failed & log.unhealthy}:
-                # Its process did not respond for a second: Triton tries again by itself.
-                tries[name] += 1
-                if tries[name] < _TRIES:
-                    failed.remove(name)
-                    log.forget(name)
-            # See workarounds.FILES_GONE.
-            if failed and not missing & {*loading}:
-                for name in reversed(new):
-                    self.drop(name)
-                for name in failed.difference(new):
-                    self.stop_trying(name, loaded_before=True)
-                raise ServerError(
-                    "; ".join(f"model {n!r} failed to load: {log.failures[n]}" for n in failed),
-                    hint=f"see {self.log_file}",
-                )
-            if log.stuck or ended:
-                raise ServerError(log.stuck or f"the server ended: {log.why_it_ended()}")
-            if time.monotonic() > deadline:
-                late = ", ".join(sorted(missing))
-                hint = f"see {self.log_file}"
-                raise ServerError(f"{late} is not loaded after {timeout:g} s", hint=hint)
-            if all(log.loads[name] for name in missing):
-                states = self.models()
-                missing = {name for name in missing if states.get(name) != "READY"}
-
-    def unload(self, name: str, *, timeout: float = 60.0) -> None:
-        """Unload a model and wait until it is gone. For ``renewable`` servers."""
-        self.drop(name)
-        deadline = time.monotonic() + timeout
-        # See workarounds.FORGOTTEN_EARLY: loaded again by then, it would look unchanged to Triton,
-        # and nobody would load it.
-        while self.takes_requests(name) or self.models().get(name, "") not in UNLOADED:
-            if time.monotonic() > deadline:
-                raise ServerError(f"model {name!r} is still loaded after {timeout:g} s")
-            time.sleep(_POLL)
 
     def renew(self, name: str) -> None:
         """Make Triton reload a model from the current repository; for ``renewable`` servers.

@@ -43,7 +43,6 @@ FILES_GONE = Workaround(
     (
         "workarounds:withdraw_model",
         "keep.load_and_unload:_follow_unload",
-        "server:Server.load",
         "run.guard:_end_loading",
     ),
     "unloading a model at once after `loading:` in the log, twenty times, leaves no Triton stuck",
@@ -137,7 +136,7 @@ NEVER_ENDED = Workaround(
 FORGOTTEN_EARLY = Workaround(
     "The index forgets a model as soon as its folder is gone, while it still serves.",
     _EMBEDDED,
-    ("server:Server.takes_requests", "server:Server.unload"),
+    ("server:Server.takes_requests",),
     "the index has a dropped model as READY or UNLOADING until it is unloaded",
 )
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.build import build
-from llmserve.errors import ServerError
+from llmserve.testing.orders import Orders
 
 if TYPE_CHECKING:
     from llmserve.client import Client
@@ -25,15 +25,14 @@ _MAX_LOADED = 8
 _GRACE = 10.0
 _POLL_INTERVAL = 0.1
 _STATISTICS_TIMEOUT = 10.0
-_UNLOAD_TIMEOUT = 3.0
 _LOAD_TIMEOUT = 240.0
 
 
 class LiveTriton:
     """A running server that loads models on demand; created by the fixture ``triton``."""
 
-    def __init__(self, server: Server, client: Client, repository: Path) -> None:
-        self.server = server
+    def __init__(self, orders: Orders, client: Client, repository: Path) -> None:
+        self._orders = orders
         self.client = client
         self.repository = repository
         self._built: dict[str, tuple[str, ...]] = {}
@@ -45,18 +44,34 @@ class LiveTriton:
     def start(cls, repository: Path) -> Iterator[LiveTriton]:
         """Start a server with an empty repository; it stops at the end of the block."""
         from llmserve.client import connect
-        from llmserve.server import ServerSettings, start
+        from llmserve.server import ServerSettings
 
         repository.mkdir(parents=True, exist_ok=True)
         settings = ServerSettings(
-            repository, http_port=0, grpc_port=0, metrics_port=0, renewable=True, runtime="embedded"
-        )
-        server = start(settings)
-        try:
-            with connect(server.grpc_url, timeout=120) as client:
-                yield cls(server, client, repository)
-        finally:
-            server.stop(grace=_GRACE)
+            repository, http_port=0, grpc_port=0, metrics_port=0, renewable=True,
+            runtime="embedded", ready_timeout=_LOAD_TIMEOUT, grace=_GRACE,
+        )  # fmt: skip
+        with (
+            Orders.start(settings) as orders,
+            connect(orders.server.grpc_url, timeout=120) as client,
+        ):
+            yield cls(orders, client, repository)
+
+    @property
+    def server(self) -> Server:
+        return self._orders.server
+
+    def load(self, *names: str) -> None:
+        """Load models of the repository, or load them again after a change.
+
+        The old one answers until the new one is loaded. Raises :class:`llmserve.errors.ServerError`
+        with the reason if one is not loaded.
+        """
+        self._orders.load(*names)
+
+    def unload(self, *names: str) -> None:
+        """Unload models, with the parts that no other model has."""
+        self._orders.unload(*names)
 
     def build(self, plugin: str, model: str = "demo", **arguments: Any) -> str:
         """Build and load a model, and return its name; the same model is built only once.
@@ -83,26 +98,12 @@ class LiveTriton:
                 if count > _MAX_LOADED:
                     unneeded.append(self._loaded.pop(other))
                     count -= len(unneeded[-1])
-            self._exchange(unneeded, models)
+            self._orders.load(name)
+            for parts in unneeded:
+                self._orders.unload_later(parts[-1])
         # The model requested last is unloaded last.
         self._loaded[name] = self._loaded.pop(name, models)
         self._owners[name] = owner
-
-    def _exchange(self, unneeded: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
-        """Unload and load concurrently: each takes seconds, in a separate process."""
-        with ThreadPoolExecutor(1 + len(unneeded)) as pool:
-            jobs = [pool.submit(self.server.load, *models, timeout=_LOAD_TIMEOUT)]
-            # Before its parts: Triton keeps the models that an ensemble needs.
-            jobs += [pool.submit(self._unload, *reversed(parts)) for parts in unneeded]
-            for job in jobs:
-                job.result()
-
-    def _unload(self, *models: str) -> None:
-        # Triton 2.51 may count a request that was cancelled in its queue as running forever, and
-        # then never unloads the model. The test that requests another must not fail for that.
-        for model in models:
-            with suppress(ServerError):
-                self.server.unload(model, timeout=_UNLOAD_TIMEOUT)
 
     def executions(self, model: str) -> int:
         """Return how many batches Triton has run for a model, by Triton's own count."""

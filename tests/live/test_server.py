@@ -14,10 +14,12 @@ import pytest
 from llmserve.errors import ServerError
 from llmserve.server import LoadProgress, Server, ServerSettings, start
 from llmserve.server.settings import Ports, choose_ports
+from llmserve.testing.orders import Orders
 from tests.live.servers import (
     ECHO,
     IMPORTS,
     RAISES,
+    SLOW,
     echo,
     eventually,
     leftovers,
@@ -35,9 +37,8 @@ def progress() -> list[LoadProgress]:
 def server(
     tmp_path_factory: pytest.TempPathFactory, progress: list[LoadProgress]
 ) -> Iterator[Server]:
-    folder = repository(tmp_path_factory.mktemp("models"), echo=ECHO, second=ECHO, broken=IMPORTS)
-    options = settings(folder, renewable=True, models=("echo",))
-    with start(options, on_progress=progress.append) as running:
+    folder = repository(tmp_path_factory.mktemp("models"), echo=ECHO)
+    with start(settings(folder), on_progress=progress.append) as running:
         yield running
 
 
@@ -52,22 +53,39 @@ def test_it_answers(server: Server, progress: list[LoadProgress]) -> None:
         assert b"nv_inference_count" in metrics.read()
 
 
-def test_models_are_loaded_and_unloaded(server: Server) -> None:
-    with pytest.raises(ServerError, match=r"second is not loaded after 0\.1 s"):
-        server.load("second", timeout=0.1)
-    server.load("second")
-    assert echo(server, "here", model="second") == "here"
-    server.unload("second")
-    assert server.models() == {"echo": "READY"}
-    server.load("second")
-    assert echo(server, "again", model="second") == "again"
-    server.unload("second")
-    with pytest.raises(ServerError, match="'broken' failed to load: ModuleNotFoundError: No mod"):
-        server.load("second", "broken")
-    eventually(lambda: server.models() == {"echo": "READY"})
-    with pytest.raises(ServerError, match="absent"):
-        server.load("absent")
-    assert echo(server, "still") == "still"
+def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
+    folder = repository(tmp_path, echo=ECHO, second=ECHO, broken=IMPORTS)
+    with Orders.start(settings(folder, renewable=True, models=("echo",))) as orders:
+        server = orders.server
+        for text in ("here", "again"):
+            orders.load("second")
+            assert echo(server, text, model="second") == text
+            orders.unload("second")
+            assert server.models() == {"echo": "READY"}
+        with pytest.raises(ServerError, match="ModuleNotFoundError: No module named 'acme'"):
+            orders.load("second", "broken")
+        with pytest.raises(ServerError, match="absent"):
+            orders.load("absent")
+        eventually(lambda: server.models() == {"echo": "READY", "second": "READY"})
+        assert echo(server, "still") == "still"
+        assert orders.server is server
+
+
+@pytest.mark.long
+def test_a_load_that_hangs_is_ended_and_the_old_model_answers_meanwhile(tmp_path: Path) -> None:
+    folder = repository(tmp_path, echo=ECHO)
+    with Orders.start(settings(folder, renewable=True, ready_timeout=8)) as orders:
+        server = orders.server
+        (folder / "echo" / "1" / "model.py").write_text(SLOW)
+        repository(folder, new=SLOW)
+        for name in ("echo", "new"):
+            with pytest.raises(ServerError, match="it was not loaded within 8 s"):
+                orders.load(name)
+            assert echo(server, "still") == "still"
+        (folder / "echo" / "1" / "model.py").write_text(ECHO)
+        orders.load("echo")
+        assert orders.server is server, "it was not restarted"
+        assert echo(server, "again") == "again"
 
 
 @pytest.mark.parametrize("models", [("echo",), ("echo", "engine")])

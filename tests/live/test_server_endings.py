@@ -38,7 +38,7 @@ def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:
         assert b"guard.py" in guard
         assert name.encode() in guard
         with pytest.raises(UsageError, match="cannot change its models"):
-            running.unload("echo")
+            running.drop("echo")
     assert leftovers(name) == []
     assert not running.log_file.exists()
     running.stop()

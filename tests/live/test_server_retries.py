@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmserve.errors import ServerError
 from llmserve.server import start
+from llmserve.testing.orders import Orders
 from tests.live.servers import ECHO, echo, repository, settings
 
 # Its process ends like this until it was started so often.
@@ -88,10 +88,10 @@ def test_a_model_that_stalls_while_it_is_loaded_into_a_server_is_tried_again(
     tmp_path: Path,
 ) -> None:
     folder = repository(tmp_path / "models", one=ECHO)
-    with start(replace(settings(folder), renewable=True)) as server:
+    with Orders.start(settings(folder, renewable=True)) as orders:
         repository(folder, late=STOPS_ONCE.replace("FOLDER", str(tmp_path)))
-        server.load("late", timeout=60)
-        assert echo(server, "hello", "late") == "hello"
+        orders.load("late")
+        assert echo(orders.server, "hello", "late") == "hello"
 
 
 @pytest.mark.long

@@ -195,14 +195,14 @@ def test_a_model_is_loaded_again_and_unloaded_while_a_stream_is_open(triton: Liv
                 ]
                 if not again:
                     config.touch()
-                    await asyncio.to_thread(triton.server.load, model)
+                    await asyncio.to_thread(triton.load, model)
                 assert await asyncio.gather(*tasks) == expected
             began = time.monotonic()
-            await asyncio.to_thread(triton.server.unload, model, timeout=20)
+            await asyncio.to_thread(triton.unload, model)
             assert time.monotonic() - began < 15
 
     run(test())
-    triton.server.load(model)
+    triton.load(model)
 
 
 def test_a_client_that_is_closed_ends_its_streams_and_leaves_no_task(

@@ -43,7 +43,7 @@ def models(triton: LiveTriton, real_folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def served(triton: LiveTriton, models: dict[str, Path]) -> LiveTriton:
-    triton.server.load(*(models[weights].name for weights in ("auto", "int8")))
+    triton.load(*(models[weights].name for weights in ("auto", "int8")))
     return triton
 
 
@@ -85,7 +85,7 @@ def test_an_answer_keeps_to_a_json_schema(
 def test_compressed_weights_lose_no_more_than_is_stated(
     served: LiveTriton, models: dict[str, Path], reference: Reference
 ) -> None:
-    served.server.load(models["int4"].name)
+    served.load(models["int4"].name)
     for weights, most in LOSSES.items():
         losses, ids = [], []
         for chunk in reference.chunks(CHUNKS):

@@ -119,7 +119,12 @@ class TritonObserver:
     """
 
     def __init__(
-        self, running: RunningTriton, memory: TritonMemory, wake: Callable[[], None]
+        self,
+        running: RunningTriton,
+        memory: TritonMemory,
+        wake: Callable[[], None],
+        *,
+        asks_for_tokens: bool = True,
     ) -> None:
         self._running = running
         self._memory = memory
@@ -128,7 +133,7 @@ class TritonObserver:
         self._heard: list[Canary] = []
         self._client: AsyncClient | None = None
         self._monitor = Monitor(self._connected, self._alive, self, slow=SLOW)
-        self._canaries = asyncio.create_task(self._send_canaries())
+        self._tasks = [asyncio.create_task(self._send_canaries())] if asks_for_tokens else []
         self._looked_at = 0.0
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = 0.0
@@ -283,7 +288,7 @@ class TritonObserver:
         return self._client
 
     async def close(self) -> None:
-        tasks = [self._canaries, *([self._asking] if self._asking else [])]
+        tasks = [*self._tasks, *([self._asking] if self._asking else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -44,6 +44,7 @@ class Reconciler:
     """Keeps servers that were started with ``settings``, including their log files.
 
     Made on a running loop. Whoever has one calls :meth:`step` again and again, after :meth:`wait`.
+    Without ``asks_for_tokens``, its models get no requests that show whether they answer.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Reconciler:
         on_demand: OnDemand | None = None,
         offered: Sequence[str] = (),
         times: FrontendTimes | None = None,
+        *,
+        asks_for_tokens: bool = True,
     ) -> None:
         now = time.monotonic()
         self.desired = Desired()
@@ -78,7 +81,7 @@ class Reconciler:
             for number, each in enumerate(self.frontends)
         ]  # fmt: skip
         self._observers = [
-            TritonObserver(running, memory, self._awake.set)
+            TritonObserver(running, memory, self._awake.set, asks_for_tokens=asks_for_tokens)
             for running, memory in zip(self.tritons, memories, strict=True)
         ]
         self._front_observers = [
@@ -198,6 +201,11 @@ class Reconciler:
             if problem.fatal:
                 raise ServerError(str(problem))
         return repository.parts_of(name)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a model is being loaded or unloaded, or what failed is taken back."""
+        return bool(self.memory.changes)
 
     @property
     def is_on_demand(self) -> bool:

@@ -78,7 +78,7 @@ def test_metrics_outlive_the_old_process(triton: LiveTriton, options: dict[str, 
     config = triton.repository / model / "config.pbtxt"
     # Triton reloads only a changed model; the new process starts before the old one ends.
     os.utime(config, (time.time() + 2, time.time() + 2))
-    triton.server.load(model)
+    triton.load(model)
     deadline = time.monotonic() + 60
     while old_process in output_tokens(triton, model):
         assert time.monotonic() < deadline

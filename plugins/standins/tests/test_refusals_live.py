@@ -77,7 +77,13 @@ def trace(triton: LiveTriton, name: str, text: str, module: Any, *example: torch
     jit: Any = torch.jit
     jit.save(jit.trace(module, example), str(file))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    manifest = {"files": {"1/model.pt": digest}}
+    maps = ("source", "options", "components", "contract", "packages")
+    words = dict.fromkeys(("recipe", "plugin", "exchange", "llmserve"), "")
+    manifest = {
+        **{key: {} for key in maps}, **words, "schema": 1, "name": name, "trust_remote_code": False,
+        "part_of": "whole",
+        "files": {"1/model.pt": digest},
+    }  # fmt: skip
     (file.parents[1] / "llmserve.json").write_text(json.dumps(manifest))
 
 
@@ -113,7 +119,7 @@ def ask(triton: LiveTriton, model: str, value: float, **sequence: Any) -> float:
 
 
 def load(triton: LiveTriton, name: str) -> None:
-    triton.server.load(name, timeout=120)
+    triton.load(name)
 
 
 def test_an_output_of_another_type_is_refused(triton: LiveTriton) -> None:

@@ -74,12 +74,12 @@ def served(triton: LiveTriton) -> Iterator[LiveTriton]:
             shutil.copy(code, folder / "1/model.py")
     parts = [name for name in CONFIGS if name not in ENSEMBLES]
     with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(triton.server.load, parts))
-    triton.server.load(*ENSEMBLES)
+        list(pool.map(triton.load, parts))
+    triton.load(*ENSEMBLES)
     yield triton
     with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(triton.server.unload, ENSEMBLES))
-        list(pool.map(triton.server.unload, parts))
+        list(pool.map(triton.unload, ENSEMBLES))
+        list(pool.map(triton.unload, parts))
     for name in CONFIGS:
         shutil.rmtree(triton.repository / name)
 

@@ -249,7 +249,7 @@ def test_a_hold_is_granted_at_once_if_its_model_is_loaded(folder: Path) -> None:
         assert not waiting.granted.done()
         await until(one, waiting.granted.done)
         await one.settle()
-        with pytest.raises(NotLoadedError, match="the server is stopping"):
+        with pytest.raises(NotLoadedError):
             await one.hold("a").granted
 
     asyncio.run(scenario())
@@ -262,9 +262,9 @@ def test_who_waits_at_the_end_is_refused(folder: Path) -> None:
         hold, order = one.hold("a"), asyncio.create_task(one.order("unload", "a"))
         await asyncio.sleep(0)
         await one.settle()
-        with pytest.raises(NotLoadedError, match="the server is stopping"):
+        with pytest.raises(NotLoadedError):
             await hold.granted
-        with pytest.raises(ServerError, match="Triton has ended"):
+        with pytest.raises(ServerError):
             await order
         one.release(hold)
 

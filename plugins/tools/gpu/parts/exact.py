@@ -156,8 +156,8 @@ def reload(given: Settings, triton: LiveTriton, name: str) -> None:
     text = Prompts.text([5, 6, 7])
     before = triton.client.generate(name, text, max_tokens=8, ignore_eos=True).text
     started = time.monotonic()
-    triton.server.unload(name)
-    triton.server.load(name)
+    triton.unload(name)
+    triton.load(name)
     passed = time.monotonic() - started
     after = triton.client.generate(name, text, max_tokens=8, ignore_eos=True).text
     given.results.add("reload", before == after, result=f"same answer after {passed:.1f} s")
@@ -172,7 +172,7 @@ def unload(given: Settings, triton: LiveTriton, before: int | None) -> None:
     for name in models:
         # Models of failed builds are not loaded.
         with suppress(Exception):
-            triton.server.unload(name)
+            triton.unload(name)
     if before is None or held is None:
         given.results.add("memory after unloading", result="not measured on this device")
         return

@@ -124,7 +124,7 @@ def test_a_step_that_fails_answers_those_in_flight_and_the_next_gets_a_new_engin
     model = triton.build("vllm", **OPTIONS, max_num_seqs=4, name="failing")
     entry = triton.repository / model / "1" / "model.py"
     entry.write_text(entry.read_text(encoding="utf-8") + _FAILS_ONCE, encoding="utf-8")
-    triton.server.load(model)
+    triton.load(model)
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(triton.client.generate, model, PROMPT, max_tokens=400) for _ in "abc"]
     failed = [job.exception() for job in jobs]
