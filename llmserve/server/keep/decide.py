@@ -43,7 +43,7 @@ def decide_wishes(desired: Desired, picture: Picture, memory: Memory) -> list[Ac
     """
     if memory.demand is None:
         return orders.carry_out(desired, picture, memory)
-    models, now = Everywhere(memory.tritons, picture.sizes), picture.now
+    models, now = AllReplicas(memory.tritons, picture.sizes), picture.now
     for triton in memory.tritons:
         _restart_if_wanted(triton, now, in_use=memory.demand.is_in_use)
     _remove_gone(memory, memory.demand, models, picture)
@@ -64,7 +64,7 @@ def decide_wishes(desired: Desired, picture: Picture, memory: Memory) -> list[Ac
 
 
 @dataclass(frozen=True)
-class Everywhere:
+class AllReplicas:
     """The models of all replicas, which are the same."""
 
     tritons: list[TritonMemory]
@@ -113,7 +113,7 @@ def _restart_if_wanted(triton: TritonMemory, now: float, *, in_use: bool) -> Non
             triton.lost(now, why, fault=False)
 
 
-def _remove_gone(memory: Memory, demand: Demand, models: Everywhere, picture: Picture) -> None:
+def _remove_gone(memory: Memory, demand: Demand, models: AllReplicas, picture: Picture) -> None:
     """Offer no more what is not loaded and has no folder, as after `llmserve remove`."""
     before = memory.gone_since
     gone = [name for name in demand.offered if not picture.tritons[0].of(name).has_folder]

@@ -87,7 +87,7 @@ class RunningTriton:
 
 
 @dataclass
-class _Listener:
+class _Asked:
     """A model, or a Triton or frontend without a name, that is asked for a sign of life."""
 
     name: str
@@ -259,7 +259,7 @@ class TritonObserver:
             self._wake()
 
     async def _send_canaries(self) -> None:
-        triton = _Listener("", self._heard)
+        triton = _Asked("", self._heard)
         while True:
             await asyncio.sleep(_AGAIN if self._memory.triton.misses else INTERVAL)
             if not self._memory.triton.alive or self._running.is_busy:
@@ -273,12 +273,12 @@ class TritonObserver:
             else:
                 triton.answered(time.monotonic())
 
-    def _alive(self) -> Iterator[_Listener]:
+    def _alive(self) -> Iterator[_Asked]:
         models = self._memory.models
         parts = {part for model in models.values() for part in model.parts}
         for name, model in models.items():
             if model.alive and name not in parts:
-                yield _Listener(name, self._heard, self._running.load_number(name))
+                yield _Asked(name, self._heard, self._running.load_number(name))
 
     def _connected(self) -> AsyncClient:
         if self._client is None:
@@ -391,7 +391,7 @@ class FrontendObserver:
 
         One that works meanwhile does not hang, unless that goes on for longer than ``patience``.
         """
-        asked, handle = _Listener("", self._heard), self._handle
+        asked, handle = _Asked("", self._heard), self._handle
         silent: tuple[RunningFrontend, float] | None = None
         while handle.running.frontend.health:
             await asyncio.sleep(interval)

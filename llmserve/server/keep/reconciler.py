@@ -15,7 +15,7 @@ from llmserve.errors import NotLoadedError, ServerError, reason
 from llmserve.names import near
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.act import Actor
-from llmserve.server.keep.decide import Everywhere, decide, decide_wishes
+from llmserve.server.keep.decide import AllReplicas, decide, decide_wishes
 from llmserve.server.keep.demand import Demand
 from llmserve.server.keep.desired import Desired, Hold, OnDemand, Order
 from llmserve.server.keep.memory import FrontendMemory, Memory, TritonMemory
@@ -285,7 +285,7 @@ class Reconciler:
         """Add to a report what is known of a model on demand."""
         if self.memory.demand is None or self._sizes is None:
             return model
-        models = Everywhere(self.memory.tritons, self._picture.sizes)
+        models = AllReplicas(self.memory.tritons, self._picture.sizes)
         demand = self.memory.demand.report(model.name, models, time.monotonic())
         if demand is None:
             return model
