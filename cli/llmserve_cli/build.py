@@ -91,6 +91,13 @@ class Build(click.Command):
 )
 @build_flags
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to every prompt.")
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="A LoRA adapter to serve by name, in PEFT's layout (repeatable).",
+)
 @SET
 @FIT
 @click.option(
@@ -114,6 +121,7 @@ def build(
     dtype: str | None,
     device: str | None,
     chat: bool,
+    adapters: tuple[str, ...],
     fit: bool | None,
     as_json: bool,
     verbose: bool,
@@ -141,7 +149,8 @@ def build(
     if spec_fields["name"] == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
     flags = {"max_batch_size": max_batch_size, "dtype": dtype, "device": device}
-    options = build_options(assignments, {**flags, "chat": chat or None, **read_flags(ctx.args)})
+    more = {"chat": chat or None, "adapters": ",".join(adapters) or None}
+    options = build_options(assignments, {**flags, **more, **read_flags(ctx.args)})
     registry = Registry.load()
     if not spec_fields["plugin"]:
         recipe, reason = registry.recipe_for(str(options.get("device", "auto")))

@@ -21,6 +21,7 @@ _COMMANDS = {
         "reload": ("running", "Load or reload a model in a running server."),
         "unload": ("running", "Unload a model from a running server."),
         "list": ("listing:list_models", "List the models that are built."),
+        "adapter": ("adapter", "Add, remove and list a model's adapters."),
         "remove": ("remove", "Delete a built model."),
         "check": ("check", "Find problems in a model repository."),
         "demo": ("demo", "Build, serve and query a small model."),

@@ -23,6 +23,8 @@ def request_option(name: str, *, ours: bool = False) -> Callable[[C], C]:
     """
     row = OPTIONS[name]
     flag = f"--{name.replace('_', '-')}"
+    if row.kind == "text":
+        return click.option(flag, metavar="NAME", help=row.help)
     kind: Any = int if row.kind == "whole" else float
     return click.option(flag, type=range_of(row) if ours else kind, help=row.help)
 

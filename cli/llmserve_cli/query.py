@@ -50,6 +50,7 @@ SILENT_SECONDS = 20.0
 @request_option("top_k")
 @request_option("top_p")
 @request_option("seed")
+@request_option("adapter")
 @click.option("--stop", multiple=True, help="Text that ends the answer (repeatable).")
 @click.option(
     "--logprobs",
@@ -157,6 +158,8 @@ def query(
             if openai
             else connect(url_for(model, url, repository), timeout=timeout)
         )
+    if openai and (adapter := options.pop("adapter", None)):
+        model = f"{model}:{adapter}"
     cut = 0
 
     def content(text: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
     \b
     llmserve remove demo
     """
-    store = _store_of(model, repository)
+    store = store_of(model, repository)
     repository = store.place(model)
     names = store.removal(model, force=force)
     servers = find_servers()
@@ -58,7 +58,7 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
     return 0
 
 
-def _store_of(model: str, repository: Path | None) -> Store:
+def store_of(model: str, repository: Path | None) -> Store:
     """Return the store that has a model: that of a repository, or the one of this user."""
     from llmserve.plugin import Repository, Store
 

@@ -53,6 +53,8 @@ _ROWS = (
     Row("empty_prompt", 400, "the prompt has no tokens"),
     Row("no_chat_template", 400, "messages were sent to a model without a chat template"),
     Row("context_length_exceeded", 400, "the prompt and its answer do not fit the model's context"),
+    Row("adapter_not_found", 404, "the model has no adapter of that name", "model_not_found"),
+    Row("adapter_unusable", 500, "the files of the adapter do not fit the model"),
     Row("not_a_number", 422, "the model computed something that is no number for this text"),
     Row("queue_full", 429, "too many requests wait for the model", retry_after=1),
     Row("constraint_queue_full", 429, "too many new constraints are compiled", "queue_full", 1),

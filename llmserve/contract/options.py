@@ -16,7 +16,7 @@ from llmserve.contract.tensors import Tensor
 Kind = Literal["whole", "number", "flag", "text", "words", "ids", "biases", "object"]
 Group = Literal[
     "answer", "sampling", "biases", "logprobs", "prompt", "forms", "format", "chat", "reading",
-    "vector", "images", "",
+    "vector", "images", "adapter", "",
 ]  # fmt: skip
 
 INT32 = 2**31 - 1
@@ -120,6 +120,10 @@ class RequestOptions:
     input_ids: tuple[int, ...] = _option(
         "ids", "answer", "The prompt as token ids, instead of text_input.", ()
     )
+    adapter: str | None = _option(
+        "text", "adapter", "The name of an adapter of the model, which then answers with it.",
+        of_tokens=True,
+    )  # fmt: skip
     prompt_only: bool = _option(
         "flag", "answer",
         "Return how the model reads the prompt, instead of an answer: JSON with the ids, their "
@@ -340,6 +344,8 @@ LOGIT_BIAS = _input("logit_bias")
 LOGPROBS = _inputs("logprobs")
 """The options that a generator supports by pushing its logits along with its tokens."""
 PROMPT_LOGPROBS = _input("prompt_logprobs")
+ADAPTER = _input("adapter")
+"""A generator that declares it finds the name in its params, and the adapters in its folder."""
 ENGINE_OPTIONS = (*SAMPLING, LOGIT_BIAS, *LOGPROBS, PROMPT_LOGPROBS)
 """The options that ``llmserve.runtime.Engine`` supports, whatever its runner."""
 FORMS = _inputs("forms")

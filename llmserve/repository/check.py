@@ -37,6 +37,7 @@ from llmserve.repository.config import ModelConfig
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import CheckedModel, Model, Repository
 from llmserve.repository.runtimes import check_models, problem_with
+from llmserve.runtime.lora import ADAPTERS
 
 __all__ = ["Problem", "check_repository", "not_a_repository"]
 
@@ -330,6 +331,9 @@ def check_files(model: Model, *, quick: bool) -> Iterator[Problem]:
         more = f"and {len(missing) - 1} more are missing" if missing[1:] else "is missing"
         yield Problem(model.name, f"{missing[0]} {more}", "build it again")
     for edit in () if quick else model.edits():
+        if f"/{ADAPTERS}/" in edit:
+            # `llmserve adapter` adds and replaces them.
+            continue
         yield Problem(model.name, edit, "build it again if that was not intended", fatal=False)
 
 

@@ -31,6 +31,8 @@ from llmserve.runtime.drivers.continuous import ContinuousDriver as ContinuousDr
 from llmserve.runtime.drivers.job import Job as Job
 from llmserve.runtime.drivers.job import begin as begin
 from llmserve.runtime.drivers.steps import JobRunner as JobRunner
+from llmserve.runtime.engine.adapters import AdapterHome as AdapterHome
+from llmserve.runtime.engine.adapters import Adapters as Adapters
 from llmserve.runtime.engine.engine import Engine as Engine
 from llmserve.runtime.engine.guessing import DraftModel as DraftModel
 from llmserve.runtime.engine.guessing import Guesser as Guesser
@@ -42,6 +44,11 @@ from llmserve.runtime.engine.runner import Runner as Runner
 from llmserve.runtime.errors import RequestError as RequestError
 from llmserve.runtime.errors import error_of_model as error_of_model
 from llmserve.runtime.location import located as located
+from llmserve.runtime.lora import ADAPTERS as ADAPTERS
+from llmserve.runtime.lora import DEFAULT_ADAPTER_MB as DEFAULT_ADAPTER_MB
+from llmserve.runtime.lora import Lora as Lora
+from llmserve.runtime.lora import LoraError as LoraError
+from llmserve.runtime.lora import adapter_names as adapter_names
 from llmserve.runtime.metrics import Metrics as Metrics
 from llmserve.runtime.protocols import Answer as Answer
 from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingFormatter
@@ -57,3 +64,4 @@ from llmserve.runtime.protocols import Tokenizer as Tokenizer
 from llmserve.runtime.protocols import strings as strings
 from llmserve.runtime.torch.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
 from llmserve.runtime.torch.linear import speed_up as speed_up
+from llmserve.runtime.torch.lora import LoraProducts as LoraProducts

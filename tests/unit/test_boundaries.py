@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.builder.adapters import ADAPTER_OPTIONS
 from llmserve.builder.causal import PLACEMENT_OPTIONS
 from llmserve.builder.guessing import GUESS_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
@@ -52,7 +53,8 @@ def sources(folder: Path) -> list[Path]:
 
 
 OUTSIDE = {
-    "llguidance", "numpy", "torch", "transformers", "triton_python_backend_utils",
+    "llguidance", "numpy", "safetensors", "torch", "transformers",
+    "triton_python_backend_utils",
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
@@ -270,7 +272,13 @@ def names_of_our_plugins() -> set[str]:
     plugin_names: set[str] = set()
     core_names = {
         option.name
-        for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS, *PLACEMENT_OPTIONS, *GUESS_OPTIONS)
+        for option in (
+            *SOURCE_OPTIONS,
+            *REQUEST_OPTIONS,
+            *PLACEMENT_OPTIONS,
+            *GUESS_OPTIONS,
+            *ADAPTER_OPTIONS,
+        )
     }
     core_names |= {value.name for value in vars(tensors).values() if isinstance(value, Tensor)}
     core_names |= {name for row in OPTIONS.values() for name in (row.name, *row.aliases)}

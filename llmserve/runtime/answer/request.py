@@ -96,6 +96,7 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
         about["prompts"] = [*getattr(parts.tokenizer, "prompts", ())]
         about["special_tokens"] = getattr(parts.tokenizer, "special_tokens", None)
         about["built"] = parts.built
+        about["adapters"] = [*getattr(parts.generator, "adapters", ())]
     return json.dumps(about, ensure_ascii=False)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.engine.adapters import Adapters
 from llmserve.runtime.engine.guessing import Guesser, Price
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import PagePool
@@ -35,6 +36,7 @@ class Engine:
         prefill_chunk: int = 256,
         share_prefixes: bool = True,
         guesser: Guesser | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.tokens_computed = self.guessed_tokens = self.accepted_tokens = 0
         self._guesser = guesser
@@ -49,7 +51,9 @@ class Engine:
             max_sequences=max_sequences,
             pace=self._pace,
             share_prefixes=share_prefixes,
+            adapters=adapters,
         )
+        self._adapters = adapters
 
     @property
     def live(self) -> int:
@@ -85,7 +89,17 @@ class Engine:
                 prompt_tokens=prompt,
                 max_tokens=answer,
             )
-        self._scheduler.waiting.append(ScheduledSequence(generation, self._tokenizer))
+        key = ""
+        if name := generation.params.adapter:
+            if self._adapters is None:
+                raise RequestError(
+                    "this model has no adapters", code="adapter_not_found", param="adapter"
+                )
+            key = self._adapters.find(name)
+        beginning = self._pool.beginning(key)
+        self._scheduler.waiting.append(
+            ScheduledSequence(generation, self._tokenizer, key, beginning)
+        )
 
     def drop(self, generation: Generation) -> None:
         """Remove a generation, running or waiting; its pages are free at once."""
@@ -105,6 +119,8 @@ class Engine:
         guesses = self._guess() if self._guesser else {}
         guessed = time.perf_counter()
         plan = self._scheduler.plan(guesses)
+        progress.failed += self._scheduler.failed
+        self._scheduler.failed.clear()
         if not plan:
             return progress
         logits = self._runner.run([chunk for _, chunk in plan])

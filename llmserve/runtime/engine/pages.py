@@ -29,6 +29,7 @@ class PagePool:
         self._keys: dict[int, Key] = {}
         self._contents: dict[Key, tuple[int, int]] = {}
         self._content_numbers = itertools.count(START + 1)
+        self._beginnings: dict[str, int] = {}
 
     @property
     def available(self) -> int:
@@ -88,9 +89,17 @@ class PagePool:
             self._contents[key] = page, next(self._content_numbers)
         return self._contents[key][1]
 
-    def share(self, ids: list[int]) -> tuple[list[int], int]:
-        """Hold the pages that the ids begin with; return them and the last content's number."""
-        pages, content = [], START
+    def beginning(self, adapter: str) -> int:
+        """Return the number that precedes the first page: what is computed with one adapter is of
+        no use to those with another."""
+        if not adapter:
+            return START
+        return self._beginnings.setdefault(adapter, next(self._content_numbers))
+
+    def share(self, ids: list[int], content: int = START) -> tuple[list[int], int]:
+        """Hold the pages that the ids begin with, after a content; return them and the number of
+        the last content."""
+        pages = []
         for start in range(0, len(ids) - self.page_size + 1, self.page_size):
             match = self._contents.get((content, tuple(ids[start : start + self.page_size])))
             if match is None:

@@ -25,6 +25,8 @@ class Chunk:
     pages: list[int]
     rows: int = 1
     """Of how many of its last tokens the logits are needed; none in the middle of a prompt."""
+    adapter: str = ""
+    """The key of the adapter that the sequence is computed with, which is loaded."""
 
     @property
     def stop(self) -> int:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.sampling import Sampler
+from llmserve.runtime.engine.adapters import Adapters
 from llmserve.runtime.engine.guessing import Chance
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
@@ -21,8 +22,17 @@ _MOST_ROWS = 64
 
 
 class ScheduledSequence:
-    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        adapter: str = "",
+        beginning: int = START,
+    ) -> None:
         self.generation = generation
+        self.adapter = adapter
+        """The key of its adapter, if it has one."""
+        self.beginning = beginning
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
         self.chance = Chance()
         self.reset_pages()
@@ -31,7 +41,7 @@ class ScheduledSequence:
         self.pages: list[int] = []
         self.computed = 0
         self.published = 0
-        self.last_content = START
+        self.last_content = self.beginning
 
     @property
     def length(self) -> int:
@@ -65,8 +75,12 @@ class Scheduler:
         max_sequences: int,
         pace: Pace,
         share_prefixes: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
         self.pool = pool
+        self._adapters = adapters
+        self.failed: list[tuple[Generation, Exception]] = []
+        """Those whose adapter could not be loaded when it was their turn."""
         self.share_prefixes = share_prefixes
         self.max_sequences = max_sequences
         self.pace = pace
@@ -119,7 +133,8 @@ class Scheduler:
         every_row = sequence.generation.wants_prompt_logits
         # The next token can be chosen only after the newest one.
         rows = stop - start if every_row else int(stop == sequence.length)
-        return Chunk(sequence.tokens(start, stop), start, sequence.pages, rows)
+        tokens = sequence.tokens(start, stop)
+        return Chunk(tokens, start, sequence.pages, rows, sequence.adapter)
 
     def mark_computed(self, sequence: ScheduledSequence, stop: int) -> None:
         """Record that the tokens before ``stop`` are in the cache, and let other sequences share
@@ -147,10 +162,19 @@ class Scheduler:
             reusable = sequence.tokens(0, sequence.length - 1)
             if sequence.generation.wants_prompt_logits or not self.share_prefixes:
                 reusable = []  # The cache does not keep logits.
-            pages, content = self.pool.share(reusable)
+            pages, content = self.pool.share(reusable, sequence.beginning)
             missing = self.pool.pages_for(sequence.length) - len(pages)
             # A page for each of the others to grow keeps it from being requeued at once.
             if missing + len(self.running) > self.pool.available:
+                self.pool.release(pages)
+                return
+            try:
+                is_held = self._hold(sequence)
+            except Exception as error:
+                self.pool.release(pages)
+                self.failed.append((self.waiting.popleft().generation, error))
+                continue
+            if not is_held:
                 self.pool.release(pages)
                 return
             self.running.append(self.waiting.popleft())
@@ -161,6 +185,12 @@ class Scheduler:
                 # Not again when it gets its pages back: these are of its own tokens.
                 sequence.generation.cached_tokens = sequence.computed
             self._grow(sequence)
+
+    def _hold(self, sequence: ScheduledSequence) -> bool:
+        """Have a sequence's adapter in memory; return whether there is space for it."""
+        if self._adapters is None or not sequence.adapter:
+            return True
+        return self._adapters.hold(sequence.generation.params.adapter or "", sequence.adapter)
 
     def _grow(self, sequence: ScheduledSequence) -> bool:
         """Give a sequence pages for all its tokens, if necessary those of the newest sequences.
@@ -181,3 +211,5 @@ class Scheduler:
     def _release(self, sequence: ScheduledSequence) -> None:
         self.pool.release(sequence.pages)
         sequence.reset_pages()
+        if self._adapters is not None and sequence.adapter:
+            self._adapters.release(sequence.adapter)

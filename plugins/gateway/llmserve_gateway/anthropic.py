@@ -269,7 +269,7 @@ class MessagesWriter:
             "id": f"msg_{request_id}",
             "type": "message",
             "role": "assistant",
-            "model": request.model,
+            "model": request.named,
             "content": [],
             **dict.fromkeys(self._stop),
         }

@@ -26,7 +26,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from llmserve.runtime.contract import GENERATE, TEXT_OUTPUT, TEXT_PAIR
+from llmserve.runtime.contract import ADAPTER, GENERATE, TEXT_OUTPUT, TEXT_PAIR
 from llmserve.server import ModelReport, ReplicaReport, State, ask, health
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.loads import Loads
@@ -37,7 +37,15 @@ _INSPECT_SECONDS = 30.0
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
-_OPTIONAL = ("chat_template", "longest_prompt", "labels", "prompts", "special_tokens", "built")
+_OPTIONAL = (
+    "chat_template",
+    "longest_prompt",
+    "labels",
+    "prompts",
+    "special_tokens",
+    "built",
+    "adapters",
+)
 """What models of older versions do not report about prompts."""
 
 Supervisor = Path | Callable[[], ReplicaReport] | None
@@ -240,6 +248,14 @@ class Catalog:
     async def prompts(self, name: str) -> list[str]:
         """Return the names of a model's own prompts, if it reports them."""
         return await self._words(name, "prompts")
+
+    async def adapters(self, name: str) -> list[str]:
+        """Return the names of a model's adapters at the moment."""
+        with suppress(LLMServeError, asyncio.TimeoutError):
+            if ADAPTER.name in (await self.info(name)).inputs:
+                report = await asyncio.wait_for(self.inspect_prompt(name), _QUICK_SECONDS)
+                return list(report.get("adapters") or ())
+        return []
 
     async def _words(self, name: str, field: str) -> list[str]:
         words = (await self._description(name)).get(field)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 from llmserve.client import ModelInfo, ToolFormats
+from llmserve.runtime.contract import ADAPTER
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import Reads
@@ -57,3 +58,16 @@ class Dialect(ABC, Generic[R]):
         self, models: Models, info: ModelInfo, request: R, reply: Reply, timeout: float | None
     ) -> tuple[Usage, Awaitable[None]]:
         """Return what counts an answer, and what asks the model for it and sends it."""
+
+
+def with_adapter(request: R) -> R:
+    """Return a request whose model is the one that has the adapter that its name ends with."""
+    model, colon, adapter = request.model.partition(":")
+    if not colon or not isinstance(request, ParsedRequest):
+        return request
+    return replace(
+        request,
+        model=model,
+        options={**request.options, ADAPTER.name: adapter},
+        sent={**request.sent, ADAPTER.name: "model"},
+    )

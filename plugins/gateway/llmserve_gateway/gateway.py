@@ -28,6 +28,7 @@ from llmserve.errors import (
 )
 from llmserve.plugin import Address
 from llmserve.runtime.contract import (
+    ADAPTER,
     IMAGE_URL,
     TASKS,
     task_of,
@@ -39,7 +40,7 @@ from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
-from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate
+from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate, with_adapter
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import BatchKey, Key, KeyRing
 from llmserve_gateway.loads import Loads
@@ -192,7 +193,8 @@ class Gateway:
         return key
 
     def check_model(self, key: Key | None, model: str) -> None:
-        if key and key.models and model not in key.models:
+        # Whose model it may use may use all its adapters.
+        if key and key.models and not {model, model.partition(":")[0]} & {*key.models}:
             raise ApiError(403, f"this key may not use {model[:200]!r}", param="model")
 
     def warn_unknown(self, unknown: frozenset[str]) -> None:
@@ -369,12 +371,13 @@ class Gateway:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
         content = await read_json(receive, headers)
-        request = await dialect.settled(self._models, key, dialect.read(content))
+        read = with_adapter(dialect.read(content))
+        request = await dialect.settled(self._models, key, read)
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
-        self.check_model(key, request.model)
+        self.check_model(key, request.named)
         timeout = self.timeout(headers)
         if self.loads:
             # It may fail after a comment has begun the stream.
@@ -396,6 +399,7 @@ class Gateway:
             record.model = info.name
             check_task(info, request.tasks, self._places)
             check_images(info, request)
+            check_adapter(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
@@ -434,6 +438,13 @@ class Gateway:
             if (seconds := float(header)) > 0:
                 return seconds if maximum is None else min(seconds, maximum)
         raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
+
+
+def check_adapter(info: ModelInfo, request: AnyRequest) -> None:
+    """Refuse the name of an adapter of a model that has none."""
+    if request.named != request.model and ADAPTER.name not in info.inputs:
+        what = f"there is no model {request.named[:200]!r}: {info.name} has no adapters"
+        raise ApiError(404, what, param="model", code="model_not_found")
 
 
 def check_task(info: ModelInfo, tasks: Sequence[str], places: Mapping[str, str]) -> None:

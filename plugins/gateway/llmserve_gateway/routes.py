@@ -88,17 +88,21 @@ class Routes:
     async def models(self, request: Request, key: Key | None) -> Response:
         names = await self._offered(key)
         loadable = {report.name: report for report in await self._catalog.loadable()}
-        data = await asyncio.gather(*(self._model(name, loadable.get(name)) for name in names))
+        found = await asyncio.gather(*(self._models(name, loadable.get(name)) for name in names))
+        data = [model for models in found for model in models]
         if is_anthropics(request.headers):
             return json_response(anthropic.models_page(data, request.query_params))
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["name"]
-        if name not in await self._offered(key):
+        base, models = name.partition(":")[0], []
+        if base in await self._offered(key):
+            models = await self._models(base, await self._loadable(base))
+        report = next((model for model in models if model["id"] == name), None)
+        if report is None:
             what = f"there is no model {name[:200]!r}" if name else "/v1/models has no / at its end"
             raise ApiError(404, what, param="model", code="model_not_found")
-        report = await self._model(name, await self._loadable(name))
         is_theirs = is_anthropics(request.headers)
         return json_response(anthropic.model_info(report) if is_theirs else report)
 
@@ -329,6 +333,14 @@ class Routes:
     async def _loadable(self, name: str) -> ModelReport | None:
         reports = await self._catalog.loadable()
         return next((report for report in reports if report.name == name), None)
+
+    async def _models(self, name: str, loadable: ModelReport | None) -> list[dict[str, Any]]:
+        """Return a model and, as models of their own, its adapters."""
+        model = await self._model(name, loadable)
+        demand = loadable and loadable.demand
+        # To list a model is no reason to load it.
+        adapters = [] if demand and not demand.loaded else await self._catalog.adapters(name)
+        return [model, *({**model, "id": f"{name}:{each}", "parent": name} for each in adapters)]
 
     async def _model(self, name: str, loadable: ModelReport | None) -> dict[str, Any]:
         demand = loadable and loadable.demand

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import GENERATE, IMAGE_URL
+from llmserve.runtime.contract import ADAPTER, GENERATE, IMAGE_URL
 
 MAX_ANSWERS = 128
 BYTES_PER_TOKEN = 3
@@ -72,6 +72,12 @@ class ParsedRequest:
     tasks = (GENERATE,)
     """What models are for that can answer it."""
     cuts = False
+
+    @property
+    def named(self) -> str:
+        """What the client calls the model: ``MODEL:ADAPTER`` for one of its adapters."""
+        adapter = self.options.get(ADAPTER.name)
+        return f"{self.model}:{adapter}" if adapter is not None else self.model
 
     @property
     def answer_count(self) -> int:

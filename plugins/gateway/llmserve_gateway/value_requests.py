@@ -79,6 +79,11 @@ class ValueRequest:
     stream = False
 
     @property
+    def named(self) -> str:
+        """What the client calls the model."""
+        return self.model
+
+    @property
     def count(self) -> int:
         return len(self.texts) if self.pairs is None else len(self.pairs)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmserve.plugin import (
+    ADAPTER_OPTIONS,
     PLACEMENT_OPTIONS,
     BuildContext,
     Generator,
@@ -15,6 +16,7 @@ from llmserve.plugin import (
     Value,
     contract,
     hookimpl,
+    place_adapters,
     place_causal_model,
     place_needs,
 )
@@ -35,10 +37,11 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 contract.LOGIT_BIAS,
                 *contract.LOGPROBS,
                 contract.PROMPT_LOGPROBS,
+                contract.ADAPTER,
             ),
             outputs=(*contract.LOGPROBS_OUTPUTS, contract.PROMPT_LOGPROBS_OUTPUT),
             constrains=True,
-            options=(*PLACEMENT_OPTIONS, LAYOUT_OPTION),
+            options=(*PLACEMENT_OPTIONS, LAYOUT_OPTION, *ADAPTER_OPTIONS),
             requires=("accelerate", "torch", "transformers"),
         )
     ]
@@ -62,8 +65,9 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     settings = place_causal_model(context)
+    place_adapters(context, settings)
     apply_layout(context.config, str(context.options["layout"]))
-    return settings
+    return {**settings, "adapter_mb": context.options["adapter_mb"]}
 
 
 def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:

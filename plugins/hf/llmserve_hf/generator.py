@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.runtime import Generation, Tokenizer, causal
+from llmserve.runtime import (
+    ADAPTERS,
+    DEFAULT_ADAPTER_MB,
+    Adapters,
+    Generation,
+    RequestError,
+    Tokenizer,
+    adapter_names,
+    causal,
+)
 
 if TYPE_CHECKING:
     from llmserve_hf.rows import Row
@@ -21,7 +30,7 @@ class TransformersGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from transformers import GenerationConfig
 
-        from llmserve.runtime import speed_up
+        from llmserve.runtime import LoraProducts, speed_up
 
         self._model = causal.load(settings, folder)
         self.context_length = causal.context_length(self._model)
@@ -32,6 +41,10 @@ class TransformersGenerator:
         # A model spread over devices keeps its modules: they know where their weights are.
         if self._model.device.type == "cpu" and settings["device"] != "balanced":
             speed_up(self._model)
+        self._folder, self._lora = folder, LoraProducts(self._model)
+        # Models that were built before there were adapters have no such setting.
+        budget = settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
+        self._adapters = Adapters(folder / ADAPTERS, self._lora, budget)
 
     # `llmserve check` calls it.
     try_imports = staticmethod(causal.try_imports)
@@ -41,18 +54,50 @@ class TransformersGenerator:
         from llmserve_hf.rows import Row
 
         rows = [Row(generation, tokenizer) for generation in generations]
-        for generation in generations:
-            if generation.wants_prompt_logits:
-                self._push_prompt_logits(generation)
-        while rows:
-            self._run(rows, self._length(rows))
-            rows = [row for row in rows if not row.generation.done]
+        for row in rows:
+            self._find_adapter(row)
+        while rows := [row for row in rows if not row.generation.done]:
+            held = [row for row in rows if self._hold(row)]
+            try:
+                for row in held:
+                    if row.generation.wants_prompt_logits:
+                        self._push_prompt_logits(row)
+                if held:
+                    self._run(held, self._length(held))
+            finally:
+                for row in held:
+                    if row.adapter:
+                        self._adapters.release(row.adapter)
 
-    def _push_prompt_logits(self, generation: Generation) -> None:
+    @property
+    def adapters(self) -> list[str]:
+        """The names that requests may give at the moment."""
+        return adapter_names(self._folder)
+
+    def _find_adapter(self, row: Row) -> None:
+        """Look up the adapter that a row's request names; one that has none fails alone."""
+        if name := row.generation.params.adapter:
+            try:
+                row.adapter = self._adapters.find(name)
+            except RequestError as error:
+                row.generation.fail(error)
+
+    def _hold(self, row: Row) -> bool:
+        """Have a row's adapter in memory; return whether the row can run now."""
+        if not row.adapter:
+            return True
+        try:
+            return self._adapters.hold(row.generation.params.adapter or "", row.adapter)
+        except RequestError as error:
+            row.generation.fail(error)
+            return False
+
+    def _push_prompt_logits(self, row: Row) -> None:
         import torch
 
+        generation = row.generation
         ids = torch.tensor([generation.prompt_ids], device=self._model.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._lora.of_rows([row.adapter], (1, 1)):
             logits = self._model(input_ids=ids).logits[0, :-1].float().cpu().numpy()
         while generation.wants_prompt_logits:
             generation.push_prompt(logits[len(generation.prompt_logprobs) - 1])
@@ -78,7 +123,8 @@ class TransformersGenerator:
         ids = [[0] * (width - len(row.ids)) + row.ids for row in rows]
         mask = [[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in rows]
         device = self._model.device
-        with torch.inference_mode():
+        keys = [row.adapter for row in rows]
+        with torch.inference_mode(), self._lora.of_rows(keys, (len(keys), 1)):
             self._model.generate(
                 input_ids=torch.tensor(ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),

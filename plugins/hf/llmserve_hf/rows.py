@@ -18,6 +18,8 @@ class Row:
         self.generation = generation
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
         self.logits: Any = None
+        self.adapter = ""
+        """The key of its adapter, if it has one."""
 
     @property
     def ids(self) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmserve.plugin import (
+    ADAPTER_OPTIONS,
     GUESS_OPTIONS,
     PLACEMENT_OPTIONS,
     Batching,
@@ -20,6 +21,7 @@ from llmserve.plugin import (
     contract,
     draft_context,
     hookimpl,
+    place_adapters,
     place_causal_model,
     place_needs,
     weight_files,
@@ -44,10 +46,16 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
             needs=_needs,
-            inputs=contract.ENGINE_OPTIONS,
+            inputs=(*contract.ENGINE_OPTIONS, contract.ADAPTER),
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
-            options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk, *GUESS_OPTIONS),
+            options=(
+                *PLACEMENT_OPTIONS,
+                cache_tokens,
+                prefill_chunk,
+                *GUESS_OPTIONS,
+                *ADAPTER_OPTIONS,
+            ),
         )
     ]
 
@@ -106,8 +114,11 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     options, draft = context.options, draft_context(context)
+    placed = place_causal_model(context)
+    place_adapters(context, placed)
     return {
-        **place_causal_model(context),
+        **placed,
+        "adapter_mb": options["adapter_mb"],
         "max_sequences": options.get("max_batch_size") or 32,
         "cache_tokens": options["cache_tokens"],
         "prefill_chunk": options["prefill_chunk"],

@@ -5,21 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve.runtime import (
+    ADAPTERS,
+    DEFAULT_ADAPTER_MB,
+    Adapters,
     DraftModel,
     Engine,
     Generation,
     Guesser,
     PromptLookup,
-    Runner,
     Stepper,
     Tokenizer,
+    adapter_names,
     run_batch,
 )
 from llmserve.runtime.causal import context_length, eos_ids, load, original_length, try_imports
 from llmserve_iterative import cache_tokens
+
+if TYPE_CHECKING:
+    from llmserve_iterative.runner import FlatRunner, PaddedRunner
 
 LOG = logging.getLogger(__name__)
 
@@ -42,19 +48,28 @@ class StepwiseGenerator:
     # `llmserve check` calls it.
     try_imports = staticmethod(try_imports)
 
+    @property
+    def adapters(self) -> list[str]:
+        """The names that requests may give at the moment."""
+        return adapter_names(self._folder)
+
     def stepper(self, tokenizer: Tokenizer) -> Stepper:
         """Return the engine; it takes over the model, so there is only one."""
         if self._engine is None:
+            runner = self._make_runner(self._model)
+            # Models that were built before there were adapters have no such setting.
+            budget = self._settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
             self._engine = Engine(
-                self._make_runner(self._model),
+                runner,
                 tokenizer,
                 max_sequences=self._settings["max_sequences"],
                 prefill_chunk=self._settings["prefill_chunk"],
                 guesser=self._make_guesser(),
+                adapters=Adapters(self._folder / ADAPTERS, runner.adapters, budget),
             )
         return self._engine
 
-    def _make_runner(self, model: Any) -> Runner:
+    def _make_runner(self, model: Any) -> FlatRunner | PaddedRunner:
         # Imported here because a build only inspects the class and need not load torch.
         from llmserve_iterative.runner import make_runner
 

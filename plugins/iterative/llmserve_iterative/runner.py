@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from llmserve.plugin import IncompatibleError
-from llmserve.runtime import Chunk, speed_up
+from llmserve.runtime import Chunk, LoraProducts, speed_up
 from llmserve_iterative.attention import FlashPlan, PagePlan, Rule, Store, Tokens
 from llmserve_iterative.graphs import DecodeGraphs
 
@@ -94,6 +94,7 @@ class FlatRunner:
         model.set_attn_implementation(ATTENTION)
         self.page_count, self.page_size = _page_count(tokens, plan.page_size), plan.page_size
         self._plan, self._model = plan, model
+        self.adapters = LoraProducts(model)
         # On a CPU, PyTorch's attention is several times slower in half precision than in single.
         dtype = torch.float32 if model.device.type == "cpu" else model.dtype
         # The padding of a recorded pass writes to a separate page.
@@ -111,8 +112,11 @@ class FlatRunner:
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> TorchLogits:
         plan: Any = self._plan(chunks, self._model.device)
-        if self._graphs is None or not chunks[-1].single:
-            return TorchLogits(self._forward(plan))
+        keys = [chunk.adapter for chunk in chunks for _ in chunk.ids]
+        # A recorded pass adds nothing.
+        if self._graphs is None or not chunks[-1].single or any(keys):
+            with self.adapters.of_rows(keys, (1, len(keys))):
+                return TorchLogits(self._forward(plan))
         # A recorded pass returns a row for each token, also for those of which none is needed.
         rows = self._graphs.run(plan)
         return TorchLogits(
@@ -148,6 +152,7 @@ class PaddedRunner:
     def __init__(self, model: Any, tokens: int) -> None:
         self.page_count = _page_count(tokens, self.page_size)
         self._model = model
+        self.adapters = LoraProducts(model)
         self._store = Store(self.page_count * self.page_size, model.dtype)
 
     @torch.inference_mode()
@@ -177,14 +182,16 @@ class PaddedRunner:
             all_keys, all_values = self._store.write(layer, tokens.rows, *new)
             return all_keys[rows].transpose(1, 2), all_values[rows].transpose(1, 2)
 
-        output = self._model(
-            input_ids=tokens.ids.view(shape),
-            attention_mask=(positions >= 0).long(),
-            position_ids=tokens.positions.view(shape),
-            past_key_values=PassCache(update, self._model, past=width - shape[1], width=width),
-            use_cache=True,
-            logits_to_keep=max(chunk.rows for chunk in chunks) or 1,
-        )
+        keys = [chunk.adapter for chunk in chunks for _ in chunk.ids]
+        with self.adapters.of_rows(keys, shape):
+            output = self._model(
+                input_ids=tokens.ids.view(shape),
+                attention_mask=(positions >= 0).long(),
+                position_ids=tokens.positions.view(shape),
+                past_key_values=PassCache(update, self._model, past=width - shape[1], width=width),
+                use_cache=True,
+                logits_to_keep=max(chunk.rows for chunk in chunks) or 1,
+            )
         logits = cast(Tensor, output.logits)
         if len(chunks) == 1:
             return logits[0, logits.shape[1] - chunks[0].rows :]

@@ -59,7 +59,7 @@ class Asking:
         return self._width if self._is_quiet(QUIET) else self._kept()
 
     async def ask(self, line: BatchLine) -> BatchReply | None:
-        job, model = line.job, line.request.model
+        job, model = line.job, line.request.model.partition(":")[0]
         if (key := self.key_of(job.owner)) is None:
             job.is_held = True
             return None

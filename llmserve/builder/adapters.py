@@ -1,0 +1,165 @@
+"""Adapters of a model: placed by a build, and added, removed and listed afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmserve.builder.progress import Note
+from llmserve.builder.source_files import check_links
+from llmserve.errors import ModelSourceError, OptionError
+from llmserve.plugins.options import Option
+from llmserve.runtime.location import located
+from llmserve.runtime.lora import (
+    ADAPTERS,
+    CONFIG,
+    DEFAULT_ADAPTER_MB,
+    NAME,
+    WEIGHTS,
+    Lora,
+    LoraError,
+    adapter_names,
+    read_lora,
+)
+
+if TYPE_CHECKING:
+    from llmserve.builder.context import BuildContext
+
+ADAPTER_OPTIONS = (
+    Option(
+        "adapters",
+        "",
+        "LoRA adapters that requests can name, as NAME=FOLDER,NAME=FOLDER; `llmserve adapter` adds "
+        "and removes others.",
+    ),
+    Option(
+        "adapter_mb",
+        DEFAULT_ADAPTER_MB,
+        "Most memory for adapters, in megabytes: the least recently used are loaded again.",
+        minimum=1,
+    ),
+)
+"""The options of a generator that has adapters; ``place_adapters`` reads them."""
+
+
+def place_adapters(context: BuildContext, settings: Mapping[str, Any]) -> None:
+    """Copy the adapters of a build into the model; ``settings`` say where that is."""
+    named = _named(str(context.options["adapters"]))
+    if not named:
+        return
+    products = _products(settings, context.folder)
+    for name, folder in named.items():
+        with _checked(name, folder, products, context.folder) as (copy, lora):
+            copy.rename(context.folder / ADAPTERS / name)
+        if note := _other_base(lora, context.source.asked):
+            context.report(Note(f"note: the adapter {name} {note}"))
+
+
+def add_adapter(version: Path, settings: Mapping[str, Any], name: str, folder: Path) -> Lora:
+    """Add an adapter to a built model, or replace it; requests in flight keep the one before."""
+    with _checked(name, folder, _products(settings, version), version) as (copy, lora):
+        target = version / ADAPTERS / name
+        with tempfile.TemporaryDirectory(dir=version / ADAPTERS, prefix=".") as old:
+            if target.exists():
+                target.rename(Path(old) / name)
+            copy.rename(target)
+    return lora
+
+
+def remove_adapter(version: Path, name: str) -> None:
+    """Remove an adapter; requests that name it are refused from now on."""
+    folder = version / ADAPTERS / _checked_name(name)
+    if not folder.is_dir():
+        raise ModelSourceError(f"there is no adapter {name!r}", hint=_known(version))
+    with tempfile.TemporaryDirectory(dir=version / ADAPTERS, prefix=".") as old:
+        folder.rename(Path(old) / name)
+
+
+def adapters_of(version: Path) -> dict[str, Lora | LoraError]:
+    """Return the adapters of a model by name, or what is wrong with one."""
+    found: dict[str, Lora | LoraError] = {}
+    for name in adapter_names(version):
+        try:
+            found[name] = read_lora(version / ADAPTERS / name)
+        except LoraError as error:
+            found[name] = error
+    return found
+
+
+def _named(text: str) -> dict[str, Path]:
+    named: dict[str, Path] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, folder = part.partition("=")
+        if not equals or not folder:
+            raise OptionError(f"adapters has {part!r}", hint="write NAME=FOLDER,NAME=FOLDER")
+        if named.setdefault(_checked_name(name), Path(folder)) != Path(folder):
+            raise OptionError(f"two adapters are called {name!r}", hint="give them two names")
+    return named
+
+
+def _checked_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise OptionError(
+            f"an adapter cannot be called {name[:80]!r}",
+            hint="use up to 64 letters, digits, dots and dashes, a letter or digit first",
+        )
+    return name
+
+
+@contextmanager
+def _checked(name: str, folder: Path, products: Any, version: Path) -> Iterator[tuple[Path, Lora]]:
+    """Copy an adapter's files to a place that goes with the block, and check the copy."""
+    files = [folder / CONFIG, folder / WEIGHTS]
+    if not folder.is_dir():
+        raise ModelSourceError(f"there is no folder {folder}", hint="name an adapter's folder")
+    check_links([file for file in files if file.exists()], folder)
+    home = version / ADAPTERS
+    home.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home, prefix=".") as draft:
+        copy = Path(draft) / _checked_name(name)
+        copy.mkdir()
+        for file in files:
+            if file.is_file():
+                shutil.copyfile(file, copy / file.name)
+                Path(copy / file.name).chmod(0o644)
+        copy.chmod(0o755)
+        try:
+            lora = read_lora(copy)
+            products.fits(lora)
+            products.load(name, lora)
+            products.unload(name)
+        except LoraError as error:
+            raise ModelSourceError(
+                f"the adapter {name} in {folder} {error}",
+                hint="save it with PEFT's save_pretrained, for this model, or merge it",
+            ) from None
+        yield copy, lora
+
+
+def _products(settings: Mapping[str, Any], version: Path) -> Any:
+    """Return the products of a model that has shapes and no weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from llmserve.runtime.torch.lora import LoraProducts
+
+    location, options = located(settings, version)
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(location, **options)
+        trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
+        return LoraProducts(AutoModelForCausalLM.from_config(config, **trusted))
+
+
+def _other_base(lora: Lora, asked: str) -> str:
+    """Say that an adapter was trained on another model, as far as names tell."""
+    names = [name.rstrip("/").split("/")[-1].lower() for name in (lora.base, asked)]
+    return f"was trained on {lora.base}" if lora.base != "None" and len({*names}) > 1 else ""
+
+
+def _known(version: Path) -> str:
+    names = [*adapters_of(version)]
+    return f"there are {', '.join(names)}" if names else "the model has none"

@@ -1,0 +1,142 @@
+"""Adds adapters to the products of a torch model: those of all rows of a pass at the same time.
+
+The first matrices of all loaded adapters stand side by side, and so do the second ones. A row gets
+what its own adapter adds because the columns of the others are zeros between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmserve.runtime.lora import Lora, LoraError
+
+_REFUSED = ("lm_head", "experts")
+"""Modules that do not get each token of a pass once."""
+
+
+class LoraProducts:
+    """Implements :class:`~llmserve.runtime.engine.adapters.AdapterHome` for a torch model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules: dict[str, Any] = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        }
+        self._weights: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+        self._loras: dict[str, Lora] = {}
+        self._stacks: dict[str, tuple[Tensor, Tensor]] = {}
+        self._hooks: dict[str, Any] = {}
+        self._columns: dict[str, slice] = {}
+        self._others: Tensor | None = None
+        """Where a row's columns are those of adapters that are not its own."""
+        self._scale = torch.zeros(())
+
+    def fits(self, lora: Lora) -> None:
+        for name, shape in lora.shapes.items():
+            if any(part in _REFUSED for part in name.split(".")):
+                raise LoraError(f"adds to {name}, which is not supported")
+            if (module := self._modules.get(name)) is None:
+                raise LoraError(f"adds to {name}, which is no product of this model")
+            if shape != (own := _shape(module)):
+                raise LoraError(
+                    f"has {shape} for {name}, which has {own} here: is it of this model?"
+                )
+
+    def size(self, lora: Lora) -> int:
+        # Its own weights, and their place beside those of others.
+        widths = {name: int(self._modules[name].weight.itemsize) for name in lora.shapes}
+        each = (widths[name] * sum(shape) for name, shape in lora.shapes.items())
+        return 2 * lora.rank * sum(each)
+
+    def load(self, key: str, lora: Lora) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        weights = {}
+        try:
+            with safe_open(lora.file, "pt") as stored:
+                for name in lora.shapes:
+                    own = self._modules[name].weight
+                    pair = []
+                    for kind in "AB":
+                        part = stored.get_tensor(f"base_model.model.{name}.lora_{kind}.weight")
+                        if not part.is_floating_point() or not part.isfinite().all():
+                            raise LoraError(f"has weights of {name} that are no numbers")
+                        pair.append(part.to(own.device, own.dtype))
+                    weights[name] = pair[0], pair[1]
+        except (OSError, SafetensorError):
+            raise LoraError("has files that cannot be read") from None
+        self._weights[key], self._loras[key] = weights, lora
+        self._stack()
+
+    def unload(self, key: str) -> None:
+        del self._weights[key], self._loras[key]
+        self._stack()
+
+    def _stack(self) -> None:
+        """Put the matrices of all loaded adapters side by side."""
+        stops, stop = {}, 0
+        for key, lora in self._loras.items():
+            stops[key] = slice(stop, stop + lora.rank)
+            stop += lora.rank
+        self._columns = stops
+        wanted = {name for weights in self._weights.values() for name in weights}
+        for name in self._hooks.keys() - wanted:
+            self._hooks.pop(name).remove()
+            del self._stacks[name]
+        for name in wanted:
+            weight = self._modules[name].weight
+            inputs, outputs = _shape(self._modules[name])
+            first = torch.zeros(inputs, stop, dtype=weight.dtype, device=weight.device)
+            second = torch.zeros(stop, outputs, dtype=weight.dtype, device=weight.device)
+            for key, columns in stops.items():
+                if pair := self._weights[key].get(name):
+                    first[:, columns], second[columns] = pair[0].T, pair[1].T
+            self._stacks[name] = first, second
+            if name not in self._hooks:
+                self._hooks[name] = self._modules[name].register_forward_hook(self._adding(name))
+
+    def _adding(self, name: str) -> Any:
+        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            if self._others is None:
+                return None
+            first, second = self._stacks[name]
+            # What others' columns have may be no number: it is replaced, and not multiplied by 0.
+            own = (inputs[0] @ first).masked_fill(self._others, 0) * self._scale
+            return output + own @ second
+
+        return add
+
+    @contextmanager
+    def of_rows(self, keys: Sequence[str], shape: tuple[int, ...]) -> Iterator[None]:
+        """Add to each row what its adapter adds, none for an empty key.
+
+        The rows have the shape of a pass without its last axis.
+        """
+        if not any(keys):
+            yield
+            return
+        total = max(columns.stop for columns in self._columns.values())
+        others, scale = torch.ones(len(keys), total, dtype=torch.bool), torch.zeros(len(keys), 1)
+        for row, key in enumerate(keys):
+            if key:
+                others[row, self._columns[key]] = False
+                scale[row] = self._loras[key].scale
+        weight = next(iter(self._stacks.values()))[0]
+        self._others = others.to(weight.device).view(*shape, total)
+        self._scale = scale.to(weight.device, weight.dtype).view(*shape, 1)
+        try:
+            yield
+        finally:
+            self._others = None
+
+
+def _shape(module: Any) -> tuple[int, int]:
+    """Return how many inputs and outputs a product has."""
+    rows, columns = module.weight.shape
+    return (columns, rows) if isinstance(module, nn.Linear) else (rows, columns)

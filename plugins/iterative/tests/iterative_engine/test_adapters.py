@@ -1,0 +1,282 @@
+"""Adapters: each answer is that of the model with its own adapter merged, whatever runs beside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from llmserve.runtime import Adapters, Engine, Generation, RequestError
+from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
+from llmserve.testing.tiny_adapters import merged, save_adapter
+from llmserve.testing.tiny_models import VOCAB, make_model
+from llmserve_iterative.runner import make_runner
+
+from .families import finish
+
+TARGETS = {
+    "gpt2": ("c_attn", "c_fc"),
+    "llama": ("q_proj", "v_proj", "down_proj"),
+    "falcon": ("query_key_value", "dense"),
+    # It runs in the padded runner.
+    "falcon_alibi": ("query_key_value", "dense_4h_to_h"),
+}
+NAMES = ("one", "two", "wide")
+PROMPTS = [[(3 * i + 1) % VOCAB for i in range(length)] for length in (1, 5, 17, 40, 47)]
+PLENTY = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    for family, targets in TARGETS.items():
+        model = make_model(family)
+        save_adapter(folder / family / "one", model, targets=targets, seed=1)
+        save_adapter(folder / family / "two", model, targets=targets[:1], seed=2, rank=2)
+        save_adapter(
+            folder / family / "wide", model, targets=targets, seed=3, rank=16, use_rslora=True
+        )
+    return folder
+
+
+@cache
+def _reference(folder: Path, family: str, name: str) -> Any:
+    model = make_model(family)
+    return merged(model, folder / family / name) if name else model
+
+
+@cache
+def expected(folder: Path, family: str, name: str, prompt: tuple[int, ...]) -> list[int]:
+    model = _reference(folder, family, name)
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+        )
+    return [int(token) for token in output[0, len(prompt) :]]
+
+
+def engine_with(folder: Path, family: str, *, budget: int = PLENTY, **options: Any) -> Engine:
+    runner = make_runner(make_model(family), options.pop("cache_tokens", 512))
+    return Engine(
+        runner,
+        ByteTokenizer(),
+        max_sequences=options.pop("max_sequences", 6),
+        adapters=Adapters(folder, runner.adapters, budget),
+        **options,
+    )
+
+
+def asked(engine: Engine, prompt: list[int], name: str, length: int = 24) -> Generation:
+    request = generation(prompt, length, adapter=name or None)
+    engine.admit(request)
+    return request
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_all_in_one_step_answer_as_their_merged_models(home: Path, family: str) -> None:
+    engine = engine_with(home / family, family)
+    found = {
+        (name, number): asked(engine, prompt, name)
+        for number, prompt in enumerate(PROMPTS[1:4])
+        for name in ("", *NAMES)
+    }
+    finish(engine)
+    texts = set()
+    for (name, number), request in found.items():
+        prompt = tuple(PROMPTS[1 + number])
+        assert request.token_ids == expected(home, family, name, prompt), (name, number)
+        texts.add(tuple(request.token_ids))
+    assert len(texts) > len(PROMPTS[1:4]), "adapters change the answers"
+
+
+requests = st.lists(
+    st.tuples(
+        st.sampled_from(PROMPTS), st.sampled_from(("", *NAMES)), st.integers(1, 24),
+        st.integers(0, 4),
+    ),
+    min_size=1,
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    requests=requests, max_sequences=st.integers(1, 6), budget=st.sampled_from([1, 40_000, PLENTY]),
+    prefill_chunk=st.sampled_from([1, 7, 64]), cache_tokens=st.sampled_from([128, 416]),
+)  # fmt: skip
+def test_any_arrivals_within_any_budget(
+    home: Path,
+    requests: list[tuple[list[int], str, int, int]],
+    max_sequences: int,
+    budget: int,
+    prefill_chunk: int,
+    cache_tokens: int,
+) -> None:
+    engine = engine_with(
+        home / "llama", "llama", budget=budget, max_sequences=max_sequences,
+        prefill_chunk=prefill_chunk, cache_tokens=cache_tokens,
+    )  # fmt: skip
+    found = []
+    for prompt, name, length, pause in requests:
+        found.append((prompt, name, length, asked(engine, prompt, name, length)))
+        for _ in range(pause):
+            assert not engine.step().failed
+    finish(engine)
+    for prompt, name, length, request in found:
+        assert request.token_ids == expected(home, "llama", name, tuple(prompt))[:length]
+    assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
+
+
+def test_64_adapters_within_a_budget_of_8_all_answer(tmp_path: Path) -> None:
+    model = make_model("llama")
+    for number in range(64):
+        save_adapter(tmp_path / "a" / f"a{number}", model, targets=("q_proj",), seed=number, rank=2)
+    engine = engine_with(tmp_path / "a", "llama", max_sequences=16)
+    adapters: Any = engine._adapters
+    asked(engine, PROMPTS[1], "a0", 1)
+    finish(engine)
+    adapters._budget = 8 * adapters.bytes
+    found = [(n % 64, asked(engine, PROMPTS[n % 5], f"a{n % 64}", 6)) for n in range(128)]
+    most = 0
+    while engine.busy:
+        assert not engine.step().failed
+        most = max(most, adapters.bytes)
+    assert most <= adapters._budget
+    for number, request in found[:64:9]:
+        reference = merged(model, tmp_path / "a" / f"a{number}")
+        ids = torch.tensor([request.prompt_ids])
+        with torch.inference_mode():
+            assert int(reference(ids).logits[0, -1].argmax()) == request.token_ids[0]
+
+
+def test_a_beginning_is_not_shared_with_another_adapter(home: Path) -> None:
+    engine = engine_with(home / "llama", "llama")
+    prompt = PROMPTS[4]
+    for name, cached in (("", 0), ("one", 0), ("two", 0), ("one", 32), ("", 32)):
+        request = asked(engine, prompt, name)
+        finish(engine)
+        assert request.cached_tokens == cached
+        assert request.token_ids == expected(home, "llama", name, tuple(prompt))
+
+
+def test_adapters_come_go_and_change_while_others_run(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    shutil.copytree(home / "llama" / "one", folder / "a")
+    engine = engine_with(folder, "llama")
+    prompt = PROMPTS[4]
+    before = asked(engine, prompt, "a")
+    engine.step()
+    # As `llmserve adapter` replaces one.
+    shutil.copytree(home / "llama" / "two", folder / "b")
+    (folder / "a").rename(tmp_path / "old")
+    (folder / "b").rename(folder / "a")
+    after = asked(engine, prompt, "a")
+    finish(engine)
+    assert before.token_ids == expected(home, "llama", "one", tuple(prompt))
+    assert after.token_ids == expected(home, "llama", "two", tuple(prompt))
+    assert after.cached_tokens == 0
+    shutil.rmtree(folder / "a")
+    with pytest.raises(RequestError, match="has no adapter 'a'") as caught:
+        asked(engine, prompt, "a")
+    assert (caught.value.code, caught.value.param) == ("adapter_not_found", "adapter")
+
+
+@pytest.mark.parametrize("name", ["../one", "one/../one", "", ".", "a" * 65, "x:y", "a\nb", "a,b"])
+def test_no_name_leads_out_of_the_folder(home: Path, name: str) -> None:
+    engine = engine_with(home / "llama" / "one", "llama")
+    with pytest.raises(RequestError, match="has no adapter") as caught:
+        engine.admit(generation([1], 1, adapter=name or " "))
+    assert caught.value.code == "adapter_not_found"
+
+
+def _without_b(weights: dict[str, torch.Tensor]) -> None:
+    del weights[next(key for key in weights if "lora_B" in key)]
+
+
+def _other_shape(weights: dict[str, torch.Tensor]) -> None:
+    key = next(key for key in weights if "lora_B" in key)
+    weights[key] = torch.zeros(7, 4)
+
+
+def _other_module(weights: dict[str, torch.Tensor]) -> None:
+    for kind in "AB":
+        weights[f"base_model.model.lm_head.lora_{kind}.weight"] = torch.zeros(4, 4)
+
+
+def _nan(weights: dict[str, torch.Tensor]) -> None:
+    next(iter(weights.values()))[0, 0] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "words"),
+    [
+        (_without_b, {}, "do not fit each other or its rank 4"),
+        (_other_shape, {}, "is it of this model"),
+        (_other_module, {}, "adds to lm_head, which is not supported"),
+        (_nan, {}, "are no numbers"),
+        (None, {"r": 10**9}, "ranks from 1 to 512"),
+        (None, {"lora_alpha": float("inf")}, "lora_alpha that is no number"),
+        (None, {"use_dora": True}, "has DoRA"),
+        (None, {"modules_to_save": ["lm_head"]}, "whole modules"),
+        (None, {"peft_type": "IA3"}, "only LORA is supported"),
+    ],
+)
+def test_one_that_is_not_for_the_model_fails_alone(
+    change: Callable[[dict[str, torch.Tensor]], None] | None,
+    config: dict[str, Any],
+    words: str,
+    home: Path,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(home / "llama" / "one", tmp_path / "bad")
+    shutil.copytree(home / "llama" / "one", tmp_path / "good")
+    file, facts = tmp_path / "bad" / "adapter_model.safetensors", tmp_path / "bad"
+    if change:
+        weights = load_file(file)
+        change(weights)
+        save_file(weights, file)
+    path = facts / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    engine = engine_with(tmp_path, "llama")
+    good = asked(engine, PROMPTS[1], "good")
+    try:
+        bad = asked(engine, PROMPTS[1], "bad")
+    except RequestError as error:
+        found = error
+    else:
+        ((failed, cause),) = engine.step().failed
+        assert failed is bad
+        assert isinstance(cause, RequestError)
+        found = cause
+    assert found.code == "adapter_unusable"
+    assert words in str(found)
+    finish(engine)
+    assert good.token_ids == expected(home, "llama", "one", tuple(PROMPTS[1]))
+
+
+def test_what_one_makes_infinite_reaches_no_other(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "llama" / "one", tmp_path / "huge")
+    file = tmp_path / "huge" / "adapter_model.safetensors"
+    save_file({key: value * 1e30 for key, value in load_file(file).items()}, file)
+    shutil.copytree(home / "llama" / "two", tmp_path / "two")
+    engine = engine_with(tmp_path, "llama", cache_tokens=96)
+    for _ in range(3):
+        beside = asked(engine, PROMPTS[2], "two", 12)
+        asked(engine, PROMPTS[2], "huge", 12)
+        plain = asked(engine, PROMPTS[2], "", 12)
+        finish(engine)
+        assert beside.token_ids == expected(home, "llama", "two", tuple(PROMPTS[2]))[:12]
+        assert plain.token_ids == expected(home, "llama", "", tuple(PROMPTS[2]))[:12]
