@@ -38,6 +38,7 @@ class Status:
         self._message = message
         self._live: RichStatus | None = None
         self._since = self._said = 0.0
+        self._notes: set[str] = set()
 
     def __enter__(self) -> Status:
         if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
@@ -52,7 +53,9 @@ class Status:
         from llmserve.builder.progress import Note, PartDone
 
         if isinstance(message, Note):
-            self.note(f"llmserve: {message}")
+            if message not in self._notes:
+                self._notes.add(message)
+                self.note(f"llmserve: {message}")
             return
         is_new = message != self._message
         if is_new:

@@ -261,27 +261,19 @@ def test_a_file_of_a_model_on_the_hub_comes_with_its_weights_and_no_other_does(
     assert (model / "onnx" / "model.onnx.data").is_file()
     (model / "onnx" / "other.onnx").write_bytes(b"not for us")
     files = {str(p.relative_to(model)): p for p in model.rglob("*") if p.is_file()}
-    # Earlier clients of the hub read the names from the first page, later ones from the second.
-    pages = {
-        "/api/models/acme/tiny/revision/": {
-            "id": "acme/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]
-        },
-        "/api/models/acme/tiny/tree/": [
-            {"type": "file", "path": name, "size": path.stat().st_size, "oid": name}
-            for name, path in files.items()
-        ],
-    }  # fmt: skip
+    siblings = [{"rfilename": name} for name in files]
+    page = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
     asked = []
 
     def serve(request: BaseHTTPRequestHandler) -> None:
-        for beginning, page in pages.items():
-            if request.path.startswith(beginning):
-                reply(request, json.dumps(page).encode())
-                return
+        if request.path.startswith("/api/models/acme/tiny"):
+            reply(request, page)
+            return
         name = request.path.partition("/resolve/")[2].partition("/")[2]
         content = files[name].read_bytes() if name in files else b""
         asked.append(name)
-        headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(content))}
+        etag = name.replace("/", "-")
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(content))}
         reply(request, content, 200 if content else 404, headers)
 
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
