@@ -144,7 +144,7 @@ def build(
         return
     with while_importing():
         from llmserve.commands import Status
-        from llmserve.plugin import BuildSpec, Registry, build_spec, fit_spec
+        from llmserve.plugin import BuildSpec, Registry, build_fitted
 
     if spec_fields["name"] == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
@@ -152,19 +152,21 @@ def build(
     more = {"chat": chat or None, "adapters": ",".join(adapters) or None}
     options = build_options(assignments, {**flags, **more, **read_flags(ctx.args)})
     registry = Registry.load()
+    others: list[str] = []
     if not spec_fields["plugin"]:
-        recipe, reason = registry.recipe_for(str(options.get("device", "auto")))
+        chosen_device = str(options.get("device", "auto"))
+        recipe, reason = registry.recipe_for(chosen_device)
+        others = [other.name for other in registry.recipes_for(chosen_device)[0][1:]]
         spec_fields["plugin"] = recipe.name
         click.echo(f"plugin: {recipe.name}, {reason}", err=True)
     spec = BuildSpec(**spec_fields, options=options)
     raise_on_interrupt(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
         try:
-            choice = fit_spec(
-                spec, registry, serves=False, change=may_change(fit, chosen=True),
-                report=status.update,
+            _, result = build_fitted(
+                spec, registry, others=others, serves=False,
+                change=may_change(fit, chosen=True), report=status.update,
             )  # fmt: skip
-            result = build_spec(choice.spec, registry=registry, report=status.update)
         except ModelSourceError as error:
             raise with_suggestion(error, spec.model) from None
     if as_json:

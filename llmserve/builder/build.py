@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, TEXT_INPUT, Tensor
-from llmserve.errors import ModelKindError, PluginError
+from llmserve.errors import ModelKindError, PluginError, UnservedError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, python_of, remedy, runs_with
 from llmserve.plugins.registry import Registry
@@ -118,6 +119,8 @@ def build_spec(
             drafts = _prepare(plan, context, inputs, packages)
         except ModelKindError as error:
             raise _with_recipes(error, registry) from None
+        except UnservedError as error:
+            raise _with_another(error, plan, context, registry) from None
         write(drafts, wheels_in(stage / WHEELS))
         # Trying the imports takes seconds, so a build does it only where packages conflict.
         staged = Repository.open(stage / MODELS)
@@ -186,6 +189,21 @@ def _with_recipes(error: ModelKindError, registry: Registry) -> ModelKindError:
     recipes = [r.name for r in registry.all(Recipe) if r.generator in generators]
     hint = f"build it with --plugin {' or '.join(sorted(recipes))}" if recipes else None
     return ModelKindError(error.problem, error.architectures, hint=error.hint or hint)
+
+
+def _with_another(
+    error: UnservedError, plan: Plan, context: BuildContext, registry: Registry
+) -> UnservedError:
+    """Name the recipe that computes this model: the best of those that compute more."""
+    recipes, kind = registry.recipes_for(str(plan.options.get("device", "auto")))
+    limit = plan.recipe.suits.get(kind, inf)
+    for recipe in [each for each in recipes if each.suits[kind] < limit]:
+        generator = registry.get(Generator, recipe.generator)
+        with suppress(UnservedError):
+            if generator.accepts:
+                generator.accepts(context)
+            return UnservedError(error.problem, hint=f"build it with --plugin {recipe.name}")
+    return error
 
 
 def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> list[Draft]:

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.build import build_spec
-from llmserve.builder.fit import fit_spec
+from llmserve.builder.fitted import build_fitted
 from llmserve.builder.home import home, make_private
 from llmserve.builder.hub.listing import newest_commit
 from llmserve.builder.hub.lookup import PROMPT
@@ -154,8 +153,11 @@ class Store:
             kept, update = self.find(name), ""
             # With None, it is as it was asked for, whatever was chosen before.
             fitted = {} if change is None else _fitted(record, kept)
+            others: list[str] = []
             if not spec.plugin:
-                recipe, why = registry.recipe_for(str(spec.options.get("device", "auto")))
+                device = str(spec.options.get("device", "auto"))
+                recipe, why = registry.recipe_for(device)
+                others = [other.name for other in registry.recipes_for(device)[0][1:]]
                 spec = replace(spec, plugin=recipe.name)
             plan = make_plan(_with(spec, fitted), registry)
             if kept and not spec.force:
@@ -169,14 +171,15 @@ class Store:
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
             try:
-                choice = fit_spec(spec, registry, serves=serves, change=change, report=report)
-                record = replace(record, fitted=choice.chosen())
-                built = build_spec(choice.spec, registry=registry, report=report)
+                choice, built = build_fitted(
+                    spec, registry, others=others, serves=serves, change=change, report=report
+                )
             except ModelSourceError as error:
                 if not (kept and update):
                     raise
                 report(f"{name} stays as it is: {error}")
                 return kept
+            record = replace(record, fitted=choice.chosen())
             _write_record(self._record(name), built.folder, record)
             model = Repository.open(built.repository).model(name)
             return StoredModel(model, _read_record(self._record(name), model), is_new=True)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Prepare = Callable[["BuildContext"], Mapping[str, Any]]
 """Writes the runtime class's files and returns its settings (JSON)."""
 Assemble = Callable[["Assembly"], None]
+Accept = Callable[["BuildContext"], None]
 Need = Callable[[ModelSize, Mapping[str, Value]], Needs]
 """Returns what a model of a size takes with the options of a build."""
 
@@ -92,6 +93,8 @@ class Generator(Component):
     a build that refuses such a model names the recipes with this generator.
     ``needs`` says how much memory and disk a model takes, from its size and the options of the
     build: what does not fit is then refused before anything is loaded.
+    ``accepts`` raises an ``UnservedError`` for a model that it cannot compute, which it finds out
+    from the configuration: a build that refuses a model names the plugin that accepts it.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
     answers. ``answers`` is what it answers with: ``"tokens"``, or a value for each prompt, such as
@@ -107,6 +110,7 @@ class Generator(Component):
     answers: str = TOKENS
     architectures: tuple[str, ...] = ()
     needs: Need | None = None
+    accepts: Accept | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

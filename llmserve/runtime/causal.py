@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
+from llmserve.runtime.torch.comparison import off_by, pages_of, random_texts, scores
 from llmserve.runtime.torch.small import NEAR, small_model
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "NEAR", "context_length", "eos_ids", "load", "original_length", "small_model", "try_imports",
+    "NEAR", "context_length", "eos_ids", "load", "off_by", "original_length", "pages_of",
+    "random_texts", "scores", "small_model", "try_imports",
 ]  # fmt: skip
 
 LOG = logging.getLogger(__name__)

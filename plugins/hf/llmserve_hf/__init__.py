@@ -59,6 +59,8 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             formatter="text",
             # Triton's /infer needs false.
             defaults={"decoupled": True},
+            # Slower than the others, and for what they cannot compute.
+            suits={"cpu": 1, "cuda": 1},
         )
     ]
 

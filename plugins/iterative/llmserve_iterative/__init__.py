@@ -18,14 +18,17 @@ from llmserve.plugin import (
     Option,
     Recipe,
     Value,
+    allowed,
+    check_causal,
     contract,
     draft_context,
     hookimpl,
     place_adapters,
-    place_causal_model,
+    place_model,
     place_needs,
     weight_files,
 )
+from llmserve_iterative.trial import refuse_unserved
 
 # Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
 # (seen on 2.51). So there are many more slots than sequences in flight.
@@ -46,6 +49,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
             needs=_needs,
+            accepts=refuse_unserved,
             inputs=(*contract.ENGINE_OPTIONS, contract.ADAPTER),
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
@@ -114,7 +118,9 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     options, draft = context.options, draft_context(context)
-    placed = place_causal_model(context)
+    check_causal(context.source, **allowed(context))
+    refuse_unserved(context)
+    placed = place_model(context)
     place_adapters(context, placed)
     return {
         **placed,

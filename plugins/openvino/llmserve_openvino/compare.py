@@ -7,20 +7,16 @@ a part.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
-from llmserve.runtime import Chunk
+from llmserve.runtime.causal import off_by, pages_of, random_texts, scores
 from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
 from llmserve_openvino.stored import StoredWeights
 
-# How far below the likeliest token the compared ones are at most.
-_RANGE = 12
 # What the weights of one comparison may take in float32, of which OpenVINO makes two copies.
 _PART = 300 << 20
 # As many tokens as are enough for a part.
@@ -116,69 +112,25 @@ def difference(
 ) -> float:
     """Return by how much log-probabilities of the converted model differ from the model's own.
 
-    Texts of several lengths are computed together, each in pieces. It tells the share of the
-    comparison that is done.
+    It tells the share of the comparison that is done.
     """
     exact = {
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
-    text_config = model.config.get_text_config()
-    context = getattr(text_config, "max_position_embeddings", None) or max(lengths)
-    vocabulary = min(text_config.vocab_size, _TOKENS)
-    rng = np.random.default_rng(0)
-    texts = [rng.integers(vocabulary, size=min(n, context)).tolist() for n in lengths]
-    pages = sum(-(-len(text) // PAGE_SIZE) for text in texts)
+    texts = random_texts(model.config, lengths)
     tell(0)
-    runner = OpenVinoRunner(converted.clone(), exact, cache_tokens=pages * PAGE_SIZE)
-    found, worst = _scores(runner, texts), 0.0
+    tokens = pages_of(texts, PAGE_SIZE) * PAGE_SIZE
+    runner = OpenVinoRunner(converted.clone(), exact, cache_tokens=tokens)
+    found, worst = scores(runner, texts), 0.0
     tell(_SCORED)
     for count, (text, rows) in enumerate(zip(texts, found, strict=True), 1):
         with torch.inference_mode(), stored.computing():
-            expected = model(input_ids=torch.tensor([text])).logits[0].float().log_softmax(-1)
-        # Of the likeliest tokens: a product's last digits are large where a score is far below.
-        likely = expected >= expected.max(dim=-1, keepdim=True).values - _RANGE
-        own = torch.tensor(rows).log_softmax(-1)
-        # A number that is none is no small difference.
-        worst = max(worst, float((own - expected)[likely].abs().nan_to_num(torch.inf).max()))
+            expected = model(input_ids=torch.tensor([text])).logits[0]
+        worst = max(worst, off_by(rows, expected))
         tell(_SCORED + count / len(texts) * (1 - _SCORED))
     return worst
-
-
-def _scores(runner: OpenVinoRunner, texts: Sequence[list[int]]) -> list[Any]:
-    """Compute texts together: in pieces of prompts, then single tokens, in pages not in order."""
-    pages, rows = _pages(texts), [[] for _ in texts]  # type: tuple[list[list[int]], list[list[Any]]]
-    pieces = [_pieces(len(text)) for text in texts]
-    while any(pieces):
-        chunks = []
-        for number, (text, left) in enumerate(zip(texts, pieces, strict=True)):
-            if left:
-                start, stop = left.pop(0)
-                owned = pages[number][: -(-stop // PAGE_SIZE)]
-                chunks.append((number, Chunk(text[start:stop], start, owned, stop - start)))
-        # The engine passes single tokens first.
-        chunks.sort(key=lambda each: not each[1].single)
-        logits, row = runner.run([chunk for _, chunk in chunks]), 0
-        for number, chunk in chunks:
-            for _ in chunk.ids:
-                rows[number].append(logits.row(row).copy())
-                row += 1
-    return [np.stack(each) for each in rows]
-
-
-def _pages(texts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return pages for each text, dealt out from the last to the first."""
-    counts = [-(-len(text) // PAGE_SIZE) for text in texts]
-    free = list(range(sum(counts)))
-    return [[free.pop(0 if page % 2 else -1) for page in range(count)] for count in counts]
-
-
-def _pieces(length: int) -> list[tuple[int, int]]:
-    """Return two pieces of a text, then its last tokens one by one."""
-    singles = range(max(1, length - 6), length)
-    starts = sorted({0, max(1, singles[0] // 2), *singles, length})
-    return list(itertools.pairwise(starts))
 
 
 def window(config: Any) -> int | None:

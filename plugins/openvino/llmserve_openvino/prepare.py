@@ -168,8 +168,4 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
     if ended.code == _UNSERVED:
         raise UnservedError(f"openvino cannot serve {source.asked}: it {ended.reason}")
     if ended.code:
-        raise UnservedError(
-            f"{source.asked} could not be converted to OpenVINO: {ended.reason}",
-            hint="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
-            "a separate environment and name that folder",
-        )
+        raise UnservedError(f"{source.asked} could not be converted to OpenVINO: {ended.reason}")
