@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.builder import fitted
 from llmserve.builder import store as store_module
 from llmserve.builder.build import build_spec
 from llmserve.builder.home import home
@@ -224,7 +225,7 @@ def test_two_builds_of_one_model_at_once_are_one(
         if "wait" in line:
             lines.append(line)
 
-    monkeypatch.setattr(store_module, "build_spec", slow)
+    monkeypatch.setattr(fitted, "build_spec", slow)
 
     def one() -> StoredModel:
         start.wait()
@@ -246,13 +247,13 @@ def test_a_build_that_ends_early_keeps_what_was_there(
 
     kind = error if isinstance(error, type) else type(error)
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "build_spec", fail)
+        patched.setattr(fitted, "build_spec", fail)
         with pytest.raises(kind):
             build(store)
         assert store.models() == []
     kept = build(store)
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "build_spec", fail)
+        patched.setattr(fitted, "build_spec", fail)
         with pytest.raises(kind):
             build(store, options={"max_tokens": 7})
     assert store.models() == [kept]
