@@ -6,10 +6,11 @@ _ANSWERS_WAIT = 0.5
 """The seconds that a step may take while answers wait for it: no gap in a stream is longer."""
 _NEWCOMERS_WAIT = 2.0
 """The same where only a new or a cancelled request might wait: longer pieces are read faster."""
-_LEAST = 32
-"""The tokens that a step reads in any case: a few take hardly longer than none."""
-_FIRST = 64
-"""Those that it reads before a step has been measured."""
+_LEAST = 64
+"""The tokens that a step reads in any case, and before one has been measured.
+
+Fewer take hardly less time: each step also reads all weights, and all keys and values before them.
+"""
 
 
 class Pace:
@@ -24,7 +25,7 @@ class Pace:
         self._rate: float | None = None
 
     def tokens(self, *, answers_wait: bool) -> int:
-        allowed = _FIRST
+        allowed = _LEAST
         if self._rate is not None:
             allowed = int(self._rate * (_ANSWERS_WAIT if answers_wait else _NEWCOMERS_WAIT))
         return min(self.most, max(_LEAST, allowed))

@@ -156,16 +156,22 @@ class PagePlan:
         ):
             skipped, mask, chunk_query = 0, None, rows
             if not chunk.single:
-                chunk_query = rows.permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
-                mask = self._mask(chunk, rule.window, chunk_query)
+                # The mask is the same for all heads, and a copy for each would be large.
+                chunk_query = rows.permute(1, 2, 0, 3)
+                mask = self._mask(chunk, rule.window, rows)
             elif rule.window:
                 skipped = max(0, chunk.stop - rule.window)
             start, length = first + skipped, chunk.stop - skipped
             source = copies if copied else in_place
             chunk_keys, chunk_values = (stored.narrow(2, start, length) for stored in source)
+            if not chunk.single:
+                chunk_keys, chunk_values = (
+                    part.transpose(0, 1).expand(-1, rows.shape[2], -1, -1)
+                    for part in (chunk_keys, chunk_values)
+                )
             output = _attend(chunk_query, chunk_keys, chunk_values, mask, rule)
             if not chunk.single:
-                output = output.view(kv_heads, -1, len(rows), output.shape[3]).permute(2, 0, 1, 3)
+                output = output.permute(2, 0, 1, 3)
             outputs.append(output)
         return torch.cat(outputs).view(count, heads, -1)
 
@@ -182,7 +188,7 @@ class PagePlan:
             if window:
                 hidden |= keys <= queries - window
             mask = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-            mask = self._masks[chunk, window] = mask.repeat(query.shape[2] // len(queries), 1)
+            self._masks[chunk, window] = mask
         return mask
 
 

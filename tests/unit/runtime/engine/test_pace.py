@@ -68,7 +68,7 @@ def test_a_pause_of_the_machine_is_soon_forgotten() -> None:
     for _ in range(6):
         pace.measured(read[-1], 0.1 + 0.001 * read[-1])
         read.append(pace.tokens(answers_wait=True))
-    assert read[0] == 32
+    assert read[0] == 64
     assert read[-1] == 256
 
 
