@@ -163,15 +163,26 @@ def _write_shards(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def build(model: Path, repository: Path, plugin: str, chosen: str, mark: str, log: Any) -> Phase:
-    """Build a model, with its weights in a format if the plugin has such an option."""
+def build(
+    model: Path, repository: Path, plugin: str, chosen: str, mark: str, log: Any, *, data: int = 0
+) -> Phase:
+    """Build a model, with its weights in a format if the plugin has such an option.
+
+    With ``data``, none of its processes may have more bytes of memory that no file backs.
+    """
     options = [f"--weight-format={chosen}"] if plugin == "openvino" else [f"--dtype={chosen}"]
     words = ["build", "--plugin", plugin, "--model", str(model), "--output", str(repository)]
+    command = _command(*words, *options)
+    if data:
+        command = ["sh", "-c", f'ulimit -d {data >> 10} && exec "$@"', "sh", *command]
     with measured(mark) as phase:
-        subprocess.run(
-            _command(*words, *options), env=_environment(mark), check=True, stdout=log, stderr=log
-        )
+        subprocess.run(command, env=_environment(mark), check=True, stdout=log, stderr=log)
     return phase
+
+
+def stored(repository: Path) -> int:
+    """Return what the files of a repository take."""
+    return sum(file.stat().st_size for file in repository.rglob("*") if file.is_file())
 
 
 def serve(repository: Path, mark: str, log: Any) -> tuple[Phase, Phase, str]:
@@ -242,10 +253,10 @@ def measure(
             log = stack.enter_context((folder / f"{name.replace(' ', '-')}.log").open("w"))
             mark = secrets.token_hex(8)
             built = build(model, repository, plugin, chosen, mark, log)
-            stored = sum(f.stat().st_size for f in repository.rglob("*") if f.is_file()) / _GB
+            size_on_disk = stored(repository) / _GB
             loading, answering, _ = serve(repository, mark, log)
             tell(
-                f"{name:<26} {stored:6.2f} {built.peak} {built.seconds:5.0f} "
+                f"{name:<26} {size_on_disk:6.2f} {built.peak} {built.seconds:5.0f} "
                 f"{loading.peak} {loading.seconds:5.0f} {answering.peak}"
             )
 

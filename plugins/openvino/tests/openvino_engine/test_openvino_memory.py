@@ -1,0 +1,50 @@
+"""A model is built in the memory of a layer, and served in little more than its weights take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.plugin import ModelSize
+from llmserve_openvino.needs import needs
+
+pytestmark = [pytest.mark.long, pytest.mark.alone]
+
+# The process that converts it has 1.02 GB of data. All weights in float32 would be 0.40 more.
+_DATA = 1_250_000_000
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    path = Path(__file__).parents[2] / "bench" / "size.py"
+    spec = spec_from_file_location("openvino_size", path)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    # Its dataclasses look for their module there.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_a_model_takes_what_its_plugin_says(bench: Any, tmp_path: Path) -> None:
+    model, repository = tmp_path / "model", tmp_path / "repository"
+    bench.make_model(model, 0.1)
+    mark = str(tmp_path)
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
+        built = bench.build(model, repository, "openvino", "auto", mark, log, data=_DATA)
+        _, answering, _ = bench.serve(repository, mark, log)
+    manifest = json.loads((repository / "model" / "llmserve.json").read_text(encoding="utf-8"))
+    expected = needs(ModelSize(**manifest["size"]), manifest["options"])
+    assert built.peak.own < 1.15 * expected.build
+    # Few of the cache's pages are written: the prompt and its answer are short.
+    taken = expected.process + expected.weights
+    assert 0.85 * taken < answering.peak.all < 1.15 * taken
+    assert answering.peak.all - expected.process < 1.2 * bench.stored(repository)
