@@ -193,8 +193,7 @@ class Gateway:
         return key
 
     def check_model(self, key: Key | None, model: str) -> None:
-        # Whose model it may use may use all its adapters.
-        if key and key.models and not {model, model.partition(":")[0]} & {*key.models}:
+        if key and not key.allows(model):
             raise ApiError(403, f"this key may not use {model[:200]!r}", param="model")
 
     def warn_unknown(self, unknown: frozenset[str]) -> None:

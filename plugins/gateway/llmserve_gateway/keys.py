@@ -42,6 +42,15 @@ class Key:
     operator: bool = False
     """Whether it may load and unload the models that it may use."""
 
+    def allows(self, model: str) -> bool:
+        """Return whether it may use a model, or ``MODEL:ADAPTER``: who may use a model may use all
+        its adapters."""
+        return not self.models or bool({model, model.partition(":")[0]} & {*self.models})
+
+    def allows_some(self, model: str) -> bool:
+        """Return whether it may use a model or one of its adapters."""
+        return self.allows(model) or any(n.partition(":")[0] == model for n in self.models)
+
     @property
     def measured_models(self) -> list[str]:
         """The models whose metrics it sees; all of them if the list is empty."""

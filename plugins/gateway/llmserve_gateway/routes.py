@@ -88,7 +88,9 @@ class Routes:
     async def models(self, request: Request, key: Key | None) -> Response:
         names = await self._offered(key)
         loadable = {report.name: report for report in await self._catalog.loadable()}
-        found = await asyncio.gather(*(self._models(name, loadable.get(name)) for name in names))
+        found = await asyncio.gather(
+            *(self._models(name, loadable.get(name), key) for name in names)
+        )
         data = [model for models in found for model in models]
         if is_anthropics(request.headers):
             return json_response(anthropic.models_page(data, request.query_params))
@@ -98,7 +100,7 @@ class Routes:
         name = request.path_params["name"]
         base, models = name.partition(":")[0], []
         if base in await self._offered(key):
-            models = await self._models(base, await self._loadable(base))
+            models = await self._models(base, await self._loadable(base), key)
         report = next((model for model in models if model["id"] == name), None)
         if report is None:
             what = f"there is no model {name[:200]!r}" if name else "/v1/models has no / at its end"
@@ -321,7 +323,7 @@ class Routes:
 
     async def _offered(self, key: Key | None) -> list[str]:
         names = await self._catalog.names()
-        return [name for name in names if key is None or not key.models or name in key.models]
+        return [name for name in names if key is None or key.allows_some(name)]
 
     def _loaded(
         self, request: Request, key: Key | None, name: str
@@ -334,13 +336,16 @@ class Routes:
         reports = await self._catalog.loadable()
         return next((report for report in reports if report.name == name), None)
 
-    async def _models(self, name: str, loadable: ModelReport | None) -> list[dict[str, Any]]:
-        """Return a model and, as models of their own, its adapters."""
+    async def _models(
+        self, name: str, loadable: ModelReport | None, key: Key | None
+    ) -> list[dict[str, Any]]:
+        """Return a model and, as models of their own, its adapters: those that a key may use."""
         model = await self._model(name, loadable)
         demand = loadable and loadable.demand
         # To list a model is no reason to load it.
         adapters = [] if demand and not demand.loaded else await self._catalog.adapters(name)
-        return [model, *({**model, "id": f"{name}:{each}", "parent": name} for each in adapters)]
+        named = [{**model, "id": f"{name}:{each}", "parent": name} for each in adapters]
+        return [each for each in (model, *named) if key is None or key.allows(each["id"])]
 
     async def _model(self, name: str, loadable: ModelReport | None) -> dict[str, Any]:
         demand = loadable and loadable.demand

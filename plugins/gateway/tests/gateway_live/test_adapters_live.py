@@ -16,6 +16,7 @@ from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
 from llmserve.testing.command import run
 from llmserve.testing.tiny_adapters import merged, save_adapter
+from llmserve_gateway.keys import new_key
 
 from .process import Gateway
 
@@ -46,7 +47,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path | No
 
 @pytest.mark.parametrize("plugin", ["iterative", pytest.param("hf", marks=pytest.mark.long)])
 def test_a_model_answers_with_the_adapter_that_is_named(
-    plugin: str, triton: LiveTriton, gateway: Gateway, texts: dict[str, tuple[Path | None, str]]
+    plugin: str,
+    triton: LiveTriton,
+    gateway: Gateway,
+    texts: dict[str, tuple[Path | None, str]],
+    tmp_path: Path,
 ) -> None:
     model = triton.build(
         plugin, dtype="float32", device="cpu", adapters=f"one={texts['one'][0]}", name=f"{plugin}-a"
@@ -95,6 +100,20 @@ def test_a_model_answers_with_the_adapter_that_is_named(
     assert [*listed] == [model, f"{model}:one", f"{model}:two"]
     parent: Any = gateway.client().models.retrieve(f"{model}:two")
     assert parent.parent == model
+
+    keys = tmp_path / "keys.json"
+    new_key(keys, "all", models=[model])
+    own = new_key(keys, "one", models=[f"{model}:one"])
+    guarded = Gateway(triton, "--keys", str(keys))
+    try:
+        client = guarded.client(own)
+        assert [entry.id for entry in client.models.list()] == [f"{model}:one"]
+        client.completions.create(model=f"{model}:one", prompt="a", max_tokens=1)
+        for other in (model, f"{model}:two"):
+            with pytest.raises(openai.PermissionDeniedError):
+                client.completions.create(model=other, prompt="a", max_tokens=1)
+    finally:
+        assert guarded.stop() == 0
 
     assert run("adapter", "remove", model, "two", *repository).returncode == 0
     with pytest.raises(openai.NotFoundError, match="has no adapter 'two'") as refused:
