@@ -285,8 +285,12 @@ def _answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, Iterato
         ) as answer:
             yield answer, answer.iter_bytes()
     else:
-        # Before 1.0 it uses requests.
-        with session.get(url, headers=headers, timeout=timeout, stream=True) as answer:
+        # Before 1.0 it uses requests, which loses a block if a connection breaks.
+        try:
+            found = session.get(url, headers=headers, timeout=timeout, stream=True)
+        except ValueError as error:
+            raise ConnectionError(f"it leads to no address: {words(error)}") from None
+        with found as answer:
             yield answer, answer.iter_content(_BLOCK)
 
 
