@@ -198,7 +198,7 @@ def test_too_many_new_constraints_are_refused_and_known_ones_are_not() -> None:
     for number in range(_MAX_WAITING - 1):
         compiler.start(("regex", f"(a{{1000}}){{1000}}{number}"))
     more = (compiler.start(("regex", f"(b{{1000}}){{1000}}{n}")) for n in range(_MAX_WAITING))
-    with pytest.raises(RequestError, match="the queue of new constraints is full") as caught:
+    with pytest.raises(RequestError) as caught:
         list(more)
     assert caught.value.code == "constraint_queue_full"
     assert compiler.start(("regex", "known")) is known

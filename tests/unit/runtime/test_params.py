@@ -59,7 +59,7 @@ def test_the_effective_temperature(values: dict[str, Any], temperature: float) -
     ids=lambda value: str(value)[:20],
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=name) as caught:
+    with pytest.raises(RequestError) as caught:
         read_params({name: value})
     assert (caught.value.code, caught.value.param) == ("invalid_value", name)
     assert "\n" not in str(caught.value)

@@ -88,18 +88,19 @@ def test_parts_that_are_all_texts_are_one_text(inputs: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "images", "words"),
+    ("content", "images", "param"),
     [
-        ([IMAGE, TEXT], [], "image_url has 0 images, and the messages show 1"),
-        ([TEXT], ["data:,"], "image_url has 1 images, and the messages show 0"),
-        ([{"type": "video"}], [], "messages takes a JSON list"),
-        ([{"type": "text"}], [], "messages takes a JSON list"),
-        ([], [], "messages takes a JSON list"),
-        (["a"], [], "messages takes a JSON list"),
+        ([IMAGE, TEXT], [], "image_url"),
+        ([TEXT], ["data:,"], "image_url"),
+        ([{"type": "video"}], [], "messages"),
+        ([{"type": "text"}], [], "messages"),
+        ([], [], "messages"),
+        (["a"], [], "messages"),
     ],
 )
 def test_messages_and_images_that_do_not_agree_are_refused(
-    content: Any, images: list[str], words: str
+    content: Any, images: list[str], param: str
 ) -> None:
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(RequestError) as refused:
         read_chat(content, images, ("image_url",))
+    assert (refused.value.code, refused.value.param) == ("invalid_value", param)

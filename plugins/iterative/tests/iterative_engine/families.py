@@ -21,9 +21,13 @@ def engine_of(
     cache_tokens: int = 512,
     prefill_chunk: int = 256,
     guesser: Guesser | None = None,
+    accepts_runs: bool | None = None,
 ) -> Engine:
+    runner = make_runner(model, cache_tokens)
+    if accepts_runs is not None:
+        runner.accepts_runs = accepts_runs
     return Engine(
-        make_runner(model, cache_tokens),
+        runner,
         ByteTokenizer(),
         max_sequences=max_sequences,
         prefill_chunk=prefill_chunk,
