@@ -75,6 +75,10 @@ class AllReplicas:
         return [triton for triton in self.tritons if not triton.stays_down]
 
     @property
+    def has_ended(self) -> bool:
+        return not self.serving
+
+    @property
     def is_paused(self) -> bool:
         """Whether a Triton is about to be restarted, or all are at the moment."""
         serving = self.serving

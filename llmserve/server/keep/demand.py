@@ -33,6 +33,10 @@ class Models(Protocol):
     def is_paused(self) -> bool:
         """Whether nothing is to be asked of any model for a while."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left that could load a model."""
+
     def takes_memory(self, name: str) -> bool:
         """Return whether a model takes memory, at work or not."""
 
@@ -297,6 +301,9 @@ class Demand:
         for model in list(self._queue):
             if self._takes_holds(model, models):
                 self._grant(model, model.waiting, now)
+                self._queue.remove(model)
+            elif models.has_ended:
+                self._refuse(model, NotLoadedError("Triton has ended"))
                 self._queue.remove(model)
             elif models.is_paused or model.doing or models.takes_memory(model.name):
                 pass

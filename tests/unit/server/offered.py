@@ -49,6 +49,8 @@ class Offered:
 
     # What is known of the models
 
+    has_ended = False
+
     @property
     def is_paused(self) -> bool:
         return self._loader.is_paused

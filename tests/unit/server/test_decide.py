@@ -748,6 +748,16 @@ def test_a_model_is_unloaded_once_it_computes_nothing() -> None:
 TICK_OF_WORK = 0.2
 
 
+def test_who_waits_for_a_model_of_a_triton_that_stays_down_is_refused() -> None:
+    world = World("a", on_demand=OnDemand(), loaded=("a",))
+    order = world.order("reload", "a")
+    world.step()
+    world.memory.tritons[0].lost(world.now, "no GPU")
+    world.memory.tritons[0].triton.failed(world.now, "no GPU")
+    assert world.outcome(order) == "Triton has ended"
+    assert world.outcome(world.hold("a")) == "Triton has ended"
+
+
 def test_a_model_that_fails_in_one_replica_is_loaded_in_none() -> None:
     world = World("a", on_demand=OnDemand(), replicas=2)
     hold = world.hold("a")
