@@ -24,6 +24,7 @@ from llmserve_openvino.runner import OpenVinoRunner
 LOG = logging.getLogger(__name__)
 _MODEL = "openvino_model.xml"
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
+_CONVERTED = ("f16", "u8")
 _GB = 1 << 30
 # Of a model that does not say how long its texts may be.
 _CONTEXT = 2048
@@ -78,16 +79,27 @@ class OpenVinoGenerator:
 def _properties(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return how OpenVINO is to compute, on the machine that serves the model."""
     precision = _precision(settings["precision"], half=settings["half_weights"])
-    cache_type = settings["kv_cache"]
     properties: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision if cache_type == "auto" else cache_type,
+        "KV_CACHE_PRECISION": _cache_type(settings["kv_cache"], precision),
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings["dynamic_quantization"],
     }
     # OpenVINO has its own threads, and ignores OpenMP's variables for their number.
     if threads := settings["threads"] or int(os.environ.get(contract.THREADS, 0)):
         properties["INFERENCE_NUM_THREADS"] = threads
     return properties
+
+
+def _cache_type(name: str, precision: str) -> str:
+    """Return the type of the cache: that to compute in, or one that OpenVINO converts itself."""
+    if name in _CONVERTED:
+        return name
+    if name not in ("auto", precision):
+        LOG.warning(
+            "llmserve: note: the cache is in %s, not in %s: OpenVINO has it in the type that is "
+            "computed, or in %s.", precision, name, " or ".join(_CONVERTED),
+        )  # fmt: skip
+    return precision
 
 
 def _precision(name: str, *, half: bool) -> str:

@@ -15,7 +15,8 @@ _OF_LARGEST = {"int8": 9, "int4": 9}
 _CONTEXT = 2048
 _GB = 1 << 30
 _FLOAT32 = 4
-_CACHE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
+_CACHE_BYTES = {"f16": 2, "u8": 1}
+"""Of the types that are not the one to compute in."""
 _WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 
 

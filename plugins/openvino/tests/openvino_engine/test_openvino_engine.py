@@ -123,6 +123,16 @@ def test_a_smaller_cache_decodes(converted: Path, tmp_path: Path, kv_cache: str)
     assert any(right)
 
 
+def test_a_cache_in_a_type_that_is_not_computed_has_the_one_that_is(
+    converted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(converted, tmp_path, kv_cache="bf16")
+    engine.admit(request := generation(length=12))
+    finish(engine)
+    assert request.token_ids == expected(request.prompt_ids, 12)
+    assert "the cache is in f32, not in bf16" in caplog.text
+
+
 def test_prompts_do_not_share_pages_if_they_may_not(converted: Path, tmp_path: Path) -> None:
     engine = make_engine(converted, tmp_path, prefix_cache=False)
     for _ in range(2):
