@@ -14,8 +14,7 @@ import pytest
 
 import llmserve
 from llmserve.plugin import demo_model_path
-from llmserve.testing import LiveTriton
-from llmserve.testing.command import run
+from llmserve.testing import LiveTriton, run
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.output import load

@@ -12,8 +12,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from llmserve.testing import LiveTriton
-from llmserve.testing.command import LLMSERVE, run
+from llmserve.testing import LiveTriton, run
+from llmserve.testing.command import LLMSERVE
 from llmserve_deploy.dashboard import ALERTS, PANELS
 from llmserve_deploy.description import KEYS_FOLDER, Deployment, describe
 from llmserve_deploy.targets import files_of

@@ -13,9 +13,7 @@ from typing import Any
 import httpx2 as httpx
 from starlette.applications import Starlette
 
-from llmserve.client import Completion, Piece
-from llmserve.client.aio import CALL_HEADERS
-from llmserve.client.model import ModelInfo
+from llmserve.client import CALL_HEADERS, Completion, ModelInfo, Piece
 from llmserve.plugin import Address
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings

@@ -16,11 +16,11 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.errors import ModelNotReadyError, ServerError, UnreachableError
-from llmserve.server import ModelReport, ServerReport, State
+from llmserve.server import ModelReport, OnDemand, ServerReport, State
 from llmserve.server.keep import actions
 from llmserve.server.keep.control import listening
 from llmserve.server.keep.demand import Demand, LoadEverywhere, UnloadEverywhere
-from llmserve.server.keep.desired import Desired, Hold, OnDemand, Order
+from llmserve.server.keep.desired import Desired, Hold, Order
 from llmserve_gateway import loads
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches import asking

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import Completion, Computed, ModelInfo
-from llmserve.client.model import TensorInfo
+from llmserve.client import Completion, Computed, ModelInfo, TensorInfo
 from llmserve.errors import (
     ContextLengthError,
     ModelNotReadyError,

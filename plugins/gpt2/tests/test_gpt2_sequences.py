@@ -9,8 +9,7 @@ import pytest
 
 from llmserve.plugin import BuildSpec, Registry, make_plan
 from llmserve.runtime import Params, RequestError, Sampler, read_params
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 from llmserve_gpt2.session.sequences import (
     INITIAL_LENGTH,
     Cache,

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from llmserve.runtime import RequestError
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_hf.generator import TransformersGenerator

@@ -17,7 +17,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from llmserve.plugin import Registry
-from llmserve.testing.command import LLMSERVE, run
+from llmserve.testing import run
+from llmserve.testing.command import LLMSERVE
 from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.output import load
 from llmserve_bench.targets import suited

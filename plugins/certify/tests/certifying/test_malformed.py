@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client.model import ModelInfo
-from llmserve.client.values import Computed
+from llmserve.client import Computed, ModelInfo
 from llmserve_certify.checks import CHECKS
 from llmserve_certify.examine import Examination, Verdict
 from llmserve_certify.openai import OpenAIEndpoint

@@ -12,11 +12,9 @@ import pytest
 
 import llmserve
 from llmserve.builder.fit import needs_of
-from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.builder.size import size_of
 from llmserve.errors import IncompatibleError, LLMServeError, OptionError
-from llmserve.plugin import Needs, check_repository, demo_model_path
-from llmserve.plugins.registry import Registry
+from llmserve.plugin import BuildSpec, Needs, Registry, check_repository, demo_model_path, make_plan
 from llmserve.testing import read_config
 from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 

@@ -22,14 +22,12 @@ from transformers import (
 )
 
 import llmserve
-from llmserve.builder.build import BuildResult
-from llmserve.builder.encoders import max_length
-from llmserve.builder.programs import Ended
-from llmserve.builder.source import ModelSource
+from llmserve import BuildResult
 from llmserve.errors import LLMServeError, OutputError
+from llmserve.plugin import Ended, ModelSource, max_length
 from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve.runtime.answer.reading import encode
-from llmserve.testing.command import run
+from llmserve.testing import run
 from llmserve.testing.tiny_encoders import (
     CONTEXT,
     save_classifier,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import llmserve
-from llmserve.testing import RecipeConformance
-from llmserve.testing.command import run
+from llmserve.testing import RecipeConformance, run
 
 
 class TestMixed(RecipeConformance):

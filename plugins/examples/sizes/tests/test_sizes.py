@@ -11,7 +11,7 @@ import pytest
 
 import llmserve
 from llmserve.plugin import demo_model_path
-from llmserve.testing.command import run
+from llmserve.testing import run
 
 WEIGHTS = demo_model_path() / "model.safetensors"
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llmserve.demo import demo_model_path
 from llmserve.errors import RequestRejectedError
-from llmserve.testing import LiveTriton
-from llmserve.testing.command import run
+from llmserve.plugin import demo_model_path
+from llmserve.testing import LiveTriton, run
 from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve_gateway.keys import new_key
 

@@ -16,8 +16,7 @@ import openai
 import pydantic
 import pytest
 
-from llmserve.testing import LiveTriton
-from llmserve.testing.command import run
+from llmserve.testing import LiveTriton, run
 from llmserve_gateway.keys import new_key
 
 from .process import Gateway

@@ -10,8 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from llmserve.testing import LiveTriton
-from llmserve.testing.command import run
+from llmserve.testing import LiveTriton, run
 
 from .process import Gateway
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from llmserve.runtime import Adapters, Engine, Generation, RequestError
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_iterative.runner import make_runner

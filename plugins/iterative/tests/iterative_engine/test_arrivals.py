@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.runtime import Engine, Generation
-from llmserve.testing.fake import generation
+from llmserve.testing import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
 
 from .families import engine_of, expected, finish

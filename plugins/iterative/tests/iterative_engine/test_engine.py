@@ -13,8 +13,7 @@ import llmserve
 from llmserve.errors import IncompatibleError, OptionError
 from llmserve.plugin import demo_model_path
 from llmserve.runtime import Engine, Generation, PromptLookup, RequestError
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 from llmserve.testing.tiny_models import make_model
 from llmserve_iterative.generator import StepwiseGenerator
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from llmserve.runtime import Engine
-from llmserve.testing.fake import generation
+from llmserve.testing import generation
 from llmserve.testing.tiny_models import CONTEXT, FAMILIES, VOCAB, make_model
 from llmserve_iterative.generator import exact_length
 from llmserve_iterative.runner import PaddedRunner

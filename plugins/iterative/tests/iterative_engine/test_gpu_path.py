@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmserve.runtime import Engine
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_iterative import attention, runner
 from llmserve_iterative.on_cpu import replaced

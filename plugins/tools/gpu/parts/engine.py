@@ -15,7 +15,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from llmserve.runtime import Engine, Generation, Params
-from llmserve.testing.fake import ByteTokenizer
+from llmserve.testing import ByteTokenizer
 from llmserve_iterative import runner
 from llmserve_iterative.attention import FlashPlan
 from llmserve_iterative.on_cpu import replaced

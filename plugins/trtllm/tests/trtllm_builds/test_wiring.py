@@ -17,8 +17,7 @@ import pytest
 import llmserve
 from llmserve.errors import LLMServeError
 from llmserve.plugin import check_repository
-from llmserve.testing import read_config
-from llmserve.testing.command import run
+from llmserve.testing import read_config, run
 from llmserve_trtllm.refusals import refused_requests
 from llmserve_trtllm.versions import CONTAINERS, Version, container_of, unread
 

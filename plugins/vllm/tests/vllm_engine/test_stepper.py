@@ -15,8 +15,7 @@ from llmserve.runtime import (
     TextFormatter,
     run_batch,
 )
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 
 from .scripted import LLMEngine, scripted  # noqa: F401
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.runtime import Generation, Stepper, run_batch
-from llmserve.testing import ByteTokenizer
-from llmserve.testing.fake import generation
+from llmserve.testing import ByteTokenizer, generation
 
 from .references import MAX_TOKENS, OPTIONS, PROMPTS, expected, save_tiny_llama
 
