@@ -49,6 +49,7 @@ class Serve:
         self.gate.set()
 
     is_paused = False
+    has_ended = False
 
     def takes_memory(self, name: str) -> bool:
         return name in self.loaded
