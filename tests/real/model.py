@@ -135,7 +135,7 @@ def openvino_model(name: str, **options: Any) -> Path:
 
     code = [ROOT / "llmserve" / name for name in _BUILDING]
     code.append(ROOT / "plugins" / "openvino" / "llmserve_openvino")
-    packages = installed("llmserve", "openvino", "nncf", "torch", "transformers")
+    packages = installed("llmserve", "openvino", "torch", "transformers")
     return kept(f"openvino-{name}", build, str(source), str(options), packages, *code)
 
 

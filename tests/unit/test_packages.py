@@ -37,7 +37,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_the_embedded_triton_nothing_is_bounded(site: Path) -> None:
-    assert command("llmserve-openvino[compress]") == "pip install 'llmserve-openvino[compress]'"
+    assert command("llmserve-embed[compress]") == "pip install 'llmserve-embed[compress]'"
     assert remedy("ask its author") == "ask its author"
 
 
@@ -114,7 +114,7 @@ def test_from_a_clone_our_packages_come_from_it(
     text = json.dumps({"url": ROOT.as_uri(), "dir_info": {"editable": True}})
     (site / "llmserve-0.2.dist-info" / "direct_url.json").write_text(text)
     monkeypatch.chdir(ROOT)
-    assert command("llmserve-openvino[compress]") == "pip install -e 'plugins/openvino[compress]'"
+    assert command("llmserve-embed[compress]") == "pip install -e 'plugins/embed[compress]'"
     assert command("llmserve[constrained]") == "pip install -e '.[constrained]'"
     monkeypatch.chdir(tmp_path)
     assert command("llmserve-gateway") == f"pip install -e {ROOT}/plugins/gateway"

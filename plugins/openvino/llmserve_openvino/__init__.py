@@ -46,14 +46,15 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 ),
                 Option(
                     "int4_group",
-                    128,
-                    "How many int4 weights share a scale; -1 means one scale per output.",
-                    minimum=-1,
+                    32,
+                    "How many int4 weights share a scale: the largest part of a row up to this.",
+                    minimum=16,
                 ),
                 Option(
                     "int4_ratio",
-                    1.0,
-                    "Share of the layers in int4; the others are int8.",
+                    0.68,
+                    "Share of the weights between the first and the last in int4; the others, of "
+                    "products with fewer outputs than inputs first, are int8.",
                     minimum=0,
                     maximum=1,
                 ),

@@ -19,6 +19,7 @@ from typing import Any
 from llmserve.plugin import PROGRAM_DONE, UnservedError
 from llmserve_openvino.compare import LENGTHS, difference, parts
 from llmserve_openvino.formats import write
+from llmserve_openvino.importance import Importance, importance
 from llmserve_openvino.stored import StoredWeights, load, read_config
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import DIFFERS, TOLERANCE, try_small
@@ -30,8 +31,9 @@ NO_MEMORY = 71
 """The exit status if the system gives it no more memory, as with a limit."""
 UNSERVED = 69
 """The exit status if the model has a part that cannot be computed; the last line says which."""
-_READ, _TRACED, _COMPARING = 0.05, 0.15, 0.7
-"""The shares of the time after which a model is read, traced (if it is small) and compared."""
+_READ, _TRACED, _COMPARING, _WEIGHED = 0.05, 0.15, 0.7, 0.8
+"""The shares of the time after which a model is read, traced (if it is small) and compared, and
+what counts most in it is known."""
 
 
 def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
@@ -59,8 +61,12 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
         differences.append(difference(model, stored, converted, tell, lengths))
     if max(differences) > TOLERANCE:
         raise UnservedError(DIFFERS.format(max(differences)))
+    important: Importance = {}
+    if settings["weight_format"] == "int4":
+        important = importance(model, stored, _telling(_COMPARING, _WEIGHED))
+    done = _WEIGHED if important else _COMPARING
     try:
-        write(converted, target / MODEL, settings, _telling(_COMPARING, 1))
+        write(converted, target / MODEL, settings, important, _telling(done, 1))
     except (OSError, RuntimeError) as error:
         # What OpenVINO raises on a full disk does not say so.
         sys.stderr.write(f"{error}\n")

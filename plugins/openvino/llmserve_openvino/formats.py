@@ -7,22 +7,33 @@ than one is in memory, however many there are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 
+from llmserve_openvino.importance import Importance
 from llmserve_openvino.library import openvino as ov
+from llmserve_openvino.packed import Kind, product_weight, table_weight
+from llmserve_openvino.rounding import rounded, whole_group
 
 _WEIGHTS = (ov.Type.f32, ov.Type.bf16, ov.Type.f16)
 _STORED = {"fp32": ov.Type.f32, "fp16": ov.Type.f16, "bf16": ov.Type.bf16}
+_PACKED = ("int8", "int4")
 # OpenVINO maps constants to whole lines of a processor's cache.
 _LINE = 64
 
 
 def write(
-    model: Any, path: Path, settings: dict[str, Any], tell: Callable[[float], None] = lambda _: None
+    model: Any,
+    path: Path,
+    settings: dict[str, Any],
+    important: Importance,
+    tell: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Write the model, and tell the share of its weights that are ready.
 
@@ -30,37 +41,43 @@ def write(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent) as file:
-        writer = _Writer(file, settings)
+        writer = _Writer(file, settings, important)
         writer.change(model, tell)
         ov.save_model(model, str(path), compress_to_fp16=False)
 
 
 class _Writer:
-    def __init__(self, file: BinaryIO, settings: dict[str, Any]) -> None:
+    def __init__(self, file: BinaryIO, settings: dict[str, Any], important: Importance) -> None:
         self._file = file
+        self._important = important
         self._settings = settings
         self._format: str = settings["weight_format"]
         # The model's constants refer to these and do not own them.
         self._mapped: list[Any] = []
 
     def change(self, model: Any, tell: Callable[[float], None]) -> None:
-        if self._format == "int4" and self._settings["int4_ratio"] < 1:
-            # Which layers are int8 follows from a comparison of all.
-            _compress(model, self._settings, "int4")
-            return
         weights = list(_weights(model))
-        for count, (value, constant) in enumerate(weights, 1):
-            is_last = constant is weights[-1][1]
-            changed = self._changed(value, constant, is_last=is_last)
+        groups = self._groups(weights)
+        whole = sum(weight.numbers for weight in weights)
+        done = 0
+        for weight, group in zip(weights, groups, strict=True):
+
+            def tell_part(share: float, done: int = done, numbers: int = weight.numbers) -> None:
+                tell((done + share * numbers) / whole)
+
+            if self._format in _PACKED:
+                changed = self._packed(weight, group, tell_part) if weight.is_known else None
+            else:
+                changed = self._stored(weight)
             if changed is not None:
-                for consumer in value.get_target_inputs():
+                for consumer in weight.value.get_target_inputs():
                     consumer.replace_source_output(changed)
-            tell(count / len(weights))
+            done += weight.numbers
+            tell(done / whole)
         model.validate_nodes_and_infer_types()
 
-    def _changed(self, value: Any, constant: Any, *, is_last: bool) -> Any:
-        if self._format in ("int8", "int4"):
-            return self._compressed(value, constant, is_last=is_last)
+    def _stored(self, weight: _Weight) -> Any:
+        constant = weight.constant
         kind = _STORED.get(self._format) or _exact_type(constant)
         if _type(constant) == kind:
             return None
@@ -68,42 +85,35 @@ class _Writer:
         placed = self._place(stored, kind, _shape(constant))
         return (placed if kind == ov.Type.f32 else ov.opset13.convert(placed, "f32")).output(0)
 
-    def _compressed(self, value: Any, constant: Any, *, is_last: bool) -> Any:
-        """Compress a weight in a model of its own, and take it from there."""
-        consumers = [port.get_node() for port in value.get_target_inputs()]
-        use = next((node for node in consumers if node.get_type_name() == "MatMul"), consumers[0])
-        kind = use.get_type_name()
-        ops = ov.opset13
-        tensor = ov.Tensor(constant.data, _shape(constant), _type(constant))
-        alone = ov.op.Constant(tensor, True)
-        weight = alone if _type(constant) == ov.Type.f32 else ops.convert(alone, "f32")
-        if kind == "MatMul" and use.input_value(1) == value:
-            facts = use.get_attributes()
-            rows = ops.parameter([-1, -1], ov.Type.f32)
-            answer = ops.matmul(rows, weight, False, facts["transpose_b"])
-            port = 1
-        elif kind == "Gather" and use.input_value(0) == value:
-            rows = ops.parameter([-1], ov.Type.i64)
-            answer, port = ops.gather(weight, rows, ops.constant(np.int64(0))), 0
-        else:
-            return None
+    def _groups(self, weights: Sequence[_Weight]) -> list[int | None]:
+        """Return for each weight how many numbers in 4 bits share a scale, None for 8 bits."""
+        if self._format != "int4":
+            return [None] * len(weights)
+        largest = int(self._settings["int4_group"])
         # The table and the product of the scores lose most, and are what an answer depends on.
-        is_end = is_last or any(node.get_type_name() == "Gather" for node in consumers)
-        model = ov.Model([answer], [rows])
-        _compress(model, self._settings, "int8" if is_end else self._format)
-        compressed = model.outputs[0].get_node().input_value(0).get_node().input_value(port)
-        self._move(compressed.get_node())
-        return compressed
+        ends = [weight.is_table or weight is weights[-1] for weight in weights]
+        middle = [weight for weight, is_end in zip(weights, ends, strict=True) if not is_end]
+        wide = _kept_in_8_bits(middle, 1 - float(self._settings["int4_ratio"]))
+        return [
+            None if is_end or weight in wide else
+            whole_group(weight.inputs, largest if largest > 0 else weight.inputs)
+            for weight, is_end in zip(weights, ends, strict=True)
+        ]  # fmt: skip
 
-    def _move(self, node: Any) -> None:
-        """Have the constants of a compressed weight in the file."""
-        for port in node.inputs():
-            source = port.get_source_output().get_node()
-            if source.get_type_name() != "Constant":
-                self._move(source)
-            elif source.get_byte_size() > _LINE:
-                placed = self._place(source.data, _type(source), _shape(source))
-                port.replace_source_output(placed.output(0))
+    def _packed(self, weight: _Weight, group: int | None, tell: Callable[[float], None]) -> Any:
+        rows = _tensor(weight.constant)
+        if weight.is_transposed:
+            rows = rows.T
+            for product in weight.products:
+                product.set_attribute("transpose_b", True)
+        outer, width = rows.shape[:-1], rows.shape[-1]
+        kind: Kind = "u8" if group is None else "u4"
+        # A whole number of 8 bits is near enough for all.
+        important = self._important.get(weight.constant.data.ctypes.data) if group else None
+        found = rounded(rows.reshape(-1, width), kind, group or width, important, tell)
+        if weight.is_table:
+            return table_weight(found, self._place)
+        return product_weight(found, self._place, outer)
 
     def _place(self, data: Any, kind: Any, shape: Any) -> Any:
         start = self._file.seek(0, 2)
@@ -116,8 +126,37 @@ class _Writer:
         return ov.op.Constant(tensor, True)
 
 
-def _weights(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Return each weight's value in float32, and the constant that has it."""
+@dataclass(frozen=True, eq=False)
+class _Weight:
+    """A weight's value in float32, the constant that has it, and the products that use it."""
+
+    value: Any
+    constant: Any
+    products: Sequence[Any]
+    is_table: bool
+    is_known: bool
+    """Whether nothing else uses it than products and tables of vectors."""
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether each column is an output, as in GPT-2."""
+        return any(not node.get_attributes()["transpose_b"] for node in self.products)
+
+    @property
+    def numbers(self) -> int:
+        return prod(_shape(self.constant))
+
+    @property
+    def inputs(self) -> int:
+        return int(_shape(self.constant)[-2 if self.is_transposed else -1])
+
+    @property
+    def is_narrowing(self) -> bool:
+        """Whether a product has fewer outputs than inputs: keys, values, the end of a layer."""
+        return bool(self.inputs > int(_shape(self.constant)[-1 if self.is_transposed else -2]))
+
+
+def _weights(model: Any) -> Iterator[_Weight]:
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Constant" and _type(node) in _WEIGHTS:
             value = node.output(0)
@@ -125,7 +164,37 @@ def _weights(model: Any) -> Iterator[tuple[Any, Any]]:
             if len(uses) == 1 and next(iter(uses)).get_node().get_type_name() == "Convert":
                 value = next(iter(uses)).get_node().output(0)
             if len(_shape(node)) > 1 and value.get_element_type() == ov.Type.f32:
-                yield value, node
+                yield _weight(value, node)
+
+
+def _weight(value: Any, constant: Any) -> _Weight:
+    uses = [(port.get_node(), port.get_index()) for port in value.get_target_inputs()]
+    products = [node for node, port in uses if (node.get_type_name(), port) == ("MatMul", 1)]
+    tables = [node for node, port in uses if (node.get_type_name(), port) == ("Gather", 0)]
+    orders = {node.get_attributes()["transpose_b"] for node in products}
+    # A table that is a product's weight too has a vector in each row.
+    is_alike = len(orders) < 2 and not (tables and False in orders)
+    is_known = len(products) + len(tables) == len(uses) and is_alike
+    return _Weight(value, constant, products, bool(tables), is_known)
+
+
+def _kept_in_8_bits(weights: Sequence[_Weight], share: float) -> list[_Weight]:
+    """Return those that lose most in 4 bits, with no more than this share of all numbers.
+
+    Products with fewer outputs than inputs come first, and those nearer to an end of the model.
+    """
+    room = share * sum(weight.numbers for weight in weights)
+    last = len(weights) - 1
+    order = sorted(
+        range(len(weights)),
+        key=lambda index: (not weights[index].is_narrowing, min(index, last - index)),
+    )
+    chosen = []
+    for index in order:
+        if (room := room - weights[index].numbers) < 0:
+            break
+        chosen.append(weights[index])
+    return chosen
 
 
 def _shape(node: Any) -> Any:
@@ -136,17 +205,20 @@ def _type(node: Any) -> Any:
     return node.get_element_type()
 
 
-def _in_float32(constant: Any) -> Any:
+def _tensor(constant: Any) -> torch.Tensor:
+    """Return a constant's values, which stay where they are."""
     # OpenVINO gives the bits of bfloat16 as float16, which numpy has.
     if _type(constant) == ov.Type.bf16:
-        return (constant.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(constant.data, np.float32)
+        return torch.from_numpy(constant.data.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(constant.data)
+
+
+def _in_float32(constant: Any) -> Any:
+    return _tensor(constant).float().numpy()
 
 
 def _rounded(values: Any, kind: Any) -> Any:
     if kind == ov.Type.bf16:
-        import torch
-
         return torch.from_numpy(values).bfloat16().view(torch.int16).numpy()
     if kind == ov.Type.f16:
         widest = np.finfo(np.float16).max
@@ -165,23 +237,3 @@ def _exact_type(constant: Any) -> Any:
     with np.errstate(over="ignore"):
         is_exact = np.array_equal(values.astype(np.float16), values)
     return ov.Type.f16 if is_exact else ov.Type.f32
-
-
-def _compress(model: Any, settings: dict[str, Any], weight_format: str) -> None:
-    import nncf
-
-    if weight_format == "int8":
-        nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-        return
-    ratio = settings["int4_ratio"]
-    nncf.compress_weights(
-        model,
-        mode=nncf.CompressWeightsMode.INT4_ASYM,
-        group_size=settings["int4_group"],
-        ratio=ratio,
-        # A weight that is compressed alone would count as the last layer.
-        all_layers=ratio == 1,
-        advanced_parameters=nncf.AdvancedCompressionParameters(
-            group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
-        ),
-    )

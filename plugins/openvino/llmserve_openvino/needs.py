@@ -10,8 +10,6 @@ PROCESS = 370_000_000
 """What Triton and a process of this engine take without a model (measured)."""
 _CONVERTER, _PART = 600_000_000, 300_000_000
 """What converting takes, whatever the size, and what comparing a few layers adds (measured)."""
-_OF_LARGEST = {"int8": 9, "int4": 9}
-"""Bytes for each number of the largest weight, which is compressed in one piece (measured)."""
 _CONTEXT = 2048
 _GB = 1 << 30
 _FLOAT32 = 4
@@ -35,7 +33,8 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     if limit := int(options["cache_gb"]) * _GB:
         tokens = min(tokens, limit // (size.cache * width) if size.cache else tokens)
         cache = min(cache, limit)
-    largest = size.largest * _OF_LARGEST.get(chosen, 0)
+    # The largest weight is in memory in 8 bits before it is written (measured).
+    largest = size.largest if chosen in ("int8", "int4") else 0
     return Needs(
         build=_CONVERTER + min(size.parameters, _PART) + largest if size.is_checkpoint else 0,
         reads=size.bytes + stored,
@@ -74,9 +73,9 @@ def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
         return size.parameters * (4 if size.dtype == "float32" else 2)
     if chosen != "int4":
         return int(size.parameters * _WIDTHS[chosen])
-    group, ratio = int(options["int4_group"]), float(options["int4_ratio"])
-    # A group has a scale of 16 bits and a zero point of 4.
-    width = 0.5 + (2.5 / group if group > 0 else 0)
+    ratio = float(options["int4_ratio"])
+    # A group has a scale of 16 bits and a zero point of 8.
+    width = 0.5 + 3 / int(options["int4_group"])
     # The table and the product of the scores stay in 8 bits.
     middle = size.parameters - size.ends
     return int(size.ends + middle * (ratio * width + (1 - ratio)))

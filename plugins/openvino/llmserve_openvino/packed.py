@@ -7,7 +7,7 @@ one form that they know.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -104,23 +104,27 @@ def shared(data: NDArray[Any], kind: Any, shape: Any) -> Any:
     return ov.op.Constant(ov.Tensor(data, ov.Shape(shape), kind), True)
 
 
-def product_weight(weight: PackedWeight, place: Place = shared) -> Any:
+def product_weight(
+    weight: PackedWeight, place: Place = shared, rows: Sequence[int] | None = None
+) -> Any:
     """Return a weight's value in float32, in the form that OpenVINO's products read packed.
 
-    It is for a product that has each row of the weight as an output (``transpose_b``).
+    It is for a product that has each row of the weight as an output (``transpose_b``). ``rows``
+    are those of each matrix of a stack, where it is one.
     """
     ops = ov.opset13
-    rows, width = weight.shape
+    rows = [weight.shape[0]] if rows is None else list(rows)
+    width = weight.shape[1]
     count = width // weight.group
     # A scale for a whole row is that of int8, which is faster without groups.
-    groups = [rows, count] if count > 1 else [rows]
+    groups = [*rows, count] if count > 1 else rows
     kind = _TYPES[weight.kind]
     value = ops.convert(place(weight.integers, kind, [*groups, weight.group]), "f16")
     if weight.zeros is not None:
         value = ops.subtract(value, _zeros(weight, [*groups, 1], place))
     value = ops.multiply(value, place(weight.scales, ov.Type.f16, [*groups, 1]))
     if count > 1:
-        value = ops.reshape(value, np.array([rows, width]), False)
+        value = ops.reshape(value, np.array([*rows, width]), False)
     return ops.convert(value, "f32").output(0)
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from llmserve.plugin import (
     ModelSourceError,
     OptionError,
     OutputError,
-    PluginError,
     ShortageError,
     UnservedError,
     allowed,
     check_causal,
     draft_context,
-    install_command,
     place_instances,
     run_program,
 )
@@ -53,8 +50,6 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     source, options = context.source, context.options
     check_causal(source, **allowed(context))
     place_instances(context.config, "cpu", 1)
-    if options["int4_group"] == 0:
-        raise OptionError("int4_group cannot be 0", hint="use 1 or more, or -1 for whole rows")
     draft = draft_context(context)
     config, length = source.config(), _length(source.config())
     text_config = config.get("text_config") or config
@@ -127,11 +122,6 @@ def _check_attention(model: Path) -> None:
 
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
     options = context.options
-    if options["weight_format"] in ("int8", "int4") and find_spec("nncf") is None:
-        raise PluginError(
-            f"weight_format={options['weight_format']} needs the package nncf",
-            hint=install_command("llmserve-openvino[compress]"),
-        )
     target = context.folder / folder
     _run(context, target, {name: options[name] for name in _CONVERSION_OPTIONS})
     facts = target / "facts.json"

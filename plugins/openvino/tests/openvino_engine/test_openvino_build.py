@@ -17,7 +17,7 @@ import pytest
 from transformers import Phi3Config, Phi3ForCausalLM
 
 import llmserve
-from llmserve.errors import IncompatibleError, ModelSourceError, OptionError, PluginError
+from llmserve.errors import IncompatibleError, ModelSourceError, OptionError
 from llmserve.plugin import BuildSpec, PartDone, UnservedError, build_spec, demo_model_path
 
 pytestmark = pytest.mark.long
@@ -35,14 +35,13 @@ def test_a_converted_model_is_copied_unchanged(converted: Path, tmp_path: Path) 
     assert (settings["context_length"], settings["eos_ids"]) == (512, [0])
     assert settings["precision"] == settings["kv_cache"] == "auto"
     assert "openvino" in built.manifest.packages
-    assert "nncf" not in built.manifest.packages
 
 
 @pytest.mark.parametrize(("weights", "share"), [("bf16", 0.52), ("int8", 0.3), ("int4", 0.25)])
 def test_weights_are_stored_in_the_requested_format(
     converted: Path, tmp_path: Path, weights: str, share: float
 ) -> None:
-    options: dict[str, Any] = {"weight_format": weights, "int4_group": 32}
+    options: dict[str, Any] = {"weight_format": weights}
     built = llmserve.build("openvino", "demo", output=tmp_path, **options)
     full_size = (converted / "openvino_model.bin").stat().st_size
     assert (model_folder(built) / "openvino_model.bin").stat().st_size < share * full_size
@@ -115,7 +114,7 @@ def test_options_of_a_conversion_are_refused_for_a_converted_model(
 ) -> None:
     with pytest.raises(OptionError, match="is already converted"):
         llmserve.build("openvino", str(converted), output=tmp_path, weight_format="int8")
-    with pytest.raises(OptionError, match="int4_group cannot be 0"):
+    with pytest.raises(OptionError, match="int4_group"):
         llmserve.build("openvino", "demo", output=tmp_path, int4_group=0)
 
 
@@ -220,7 +219,7 @@ def test_a_model_with_a_sliding_window_is_served_beyond_it(tmp_path: Path) -> No
     assert built.manifest.components["generator"]["settings"]["context_length"] == 256
 
 
-@pytest.mark.parametrize("weight_format", ["auto", "int8"])
+@pytest.mark.parametrize("weight_format", ["auto", "int8", "int4"])
 def test_experts_are_stored_in_the_requested_format(tmp_path: Path, weight_format: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -232,7 +231,7 @@ def test_experts_are_stored_in_the_requested_format(tmp_path: Path, weight_forma
     built = llmserve.build("openvino", str(source), output=tmp_path / "repository", **options)
     written = (model_folder(built) / "openvino_model.bin").stat().st_size
     stored = (source / "model.safetensors").stat().st_size
-    assert 0.45 * stored < written < (0.75 if weight_format == "int8" else 1.05) * stored
+    assert 0.3 * stored < written < (1.05 if weight_format == "auto" else 0.75) * stored
 
 
 @pytest.mark.parametrize(
@@ -277,14 +276,6 @@ def test_a_full_disk_is_no_fault_of_the_model(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "OutputError: the converted model cannot be written, with " in run.stderr
     assert not (tmp_path / "repository").exists()
-
-
-def test_a_missing_package_for_compression_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("llmserve_openvino.prepare.find_spec", lambda name: None)
-    with pytest.raises(PluginError, match=r"pip install .*openvino\[compress\]'.* 'numpy<2'"):
-        llmserve.build("openvino", "demo", output=tmp_path, weight_format="int4")
 
 
 def test_nothing_is_reported_over_the_network(tmp_path: Path) -> None:
