@@ -14,7 +14,7 @@ unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 # With it, each of the hundreds of processes of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo run test test-long quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers bench-size kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo run test test-long quick docs docs-serve release-check real-model test-ray test-vllm lint style format bench bench-engines bench-peers bench-size architectures kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -128,6 +128,10 @@ bench-engines: .venv/.ready
 # environments of the others in build (2 GB); says of one that cannot be had why.
 bench-peers: .venv/.ready
 	@$(BIN)/python -m plugins.tools.bench.peers
+
+# What iterative and openvino compute of each kind of model that transformers has, as a page; ten minutes.
+architectures: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/python -m plugins.tools.architectures
 
 # Models of 0.5 to 8 B parameters, made, built and served one by one: 40 GB of disk, and hours.
 bench-size: .venv/.ready
