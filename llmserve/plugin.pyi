@@ -29,6 +29,9 @@ from llmserve.builder.ensemble import Assembly as Assembly
 from llmserve.builder.fit import fit_spec as fit_spec
 from llmserve.builder.fit import ways_to_build as ways_to_build
 from llmserve.builder.fitted import build_fitted as build_fitted
+from llmserve.builder.gguf.kept import KeptWeight as KeptWeight
+from llmserve.builder.gguf.kept import KeptWeights as KeptWeights
+from llmserve.builder.gguf.kept import has_kept_weights as has_kept_weights
 from llmserve.builder.guessing import GUESS_OPTIONS as GUESS_OPTIONS
 from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec

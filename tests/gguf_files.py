@@ -96,13 +96,15 @@ def write_model(
     *,
     model: Any = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     facts: Mapping[str, Any] | None = None,
     extra: Mapping[str, Weights] | None = None,
     left_out: str = "nothing",
 ) -> Any:
     """Write a model with the demo's tokenizer; return the model.
 
-    ``facts`` are added and change others; one that is None is left out.
+    ``facts`` are added and change others; one that is None is left out. ``kinds`` are those of
+    tensors with other types, by a part of their names.
     """
     model = make_model(family) if model is None else model
     facts = {} if facts is None else facts
@@ -121,7 +123,8 @@ def write_model(
         written[found] = FAMILIES[family][2](name, weights.float().numpy())
     for name, array in written.items():
         if left_out not in name:
-            chosen = kind if array.ndim > 1 else gguf.GGMLQuantizationType.F32
+            own = next((own for part, own in (kinds or {}).items() if part in name), kind)
+            chosen = own if array.ndim > 1 else gguf.GGMLQuantizationType.F32
             data = gguf.quantize(array, chosen)
             writer.add_tensor(name, data, raw_dtype=chosen)
     writer.write_header_to_file()

@@ -110,6 +110,7 @@ def build_spec(
             report=report,
             weights=plan.generator.weights,
             source_kind=plan.generator.source,
+            keeps_gguf=plan.generator.keeps_gguf(plan.options),
             scratch=stage / SCRATCH,
         )
         if not plan.generator.assemble:

@@ -72,6 +72,8 @@ class BuildContext:
     weights: Sequence[str] = (WEIGHTS,)
     source_kind: SourceKind = "huggingface"
     container: Container | None = None
+    keeps_gguf: bool = False
+    """Whether the generator reads weights of a GGUF file itself, as ``KeptWeights`` lists them."""
     scratch: Path | None = None
     """Where the build keeps what it deletes when it ends."""
     parts: dict[str, BuildContext] = field(default_factory=dict, init=False)
@@ -109,7 +111,7 @@ class BuildContext:
         if self.scratch:
             self.scratch.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="gguf-", dir=self.scratch))
-        return converted(source, folder, self.report)
+        return converted(source, folder, self.report, keeps=self.keeps_gguf)
 
     def add_part(
         self,

@@ -103,7 +103,7 @@ def needs_of(plan: Plan, size: ModelSize) -> Needs | None:
         return None
     with plan.errors_of("generator", "needs"):
         needs = plan.generator.needs(size, plan.options)
-    if not size.is_gguf:
+    if not size.is_gguf or plan.generator.keeps_gguf(plan.options):
         return needs
     # It is converted to a checkpoint of 16 bits first.
     converted = 2 * size.parameters

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.gguf.header import read_header
+from llmserve.builder.gguf.header import KINDS, read_header
 from llmserve.builder.hub.choice import needed_weights
 from llmserve.builder.hub.download import content_of
 from llmserve.builder.hub.failures import HubError
@@ -215,6 +215,9 @@ def _of_gguf(path: Path) -> ModelSize:
         "max_position_embeddings": own("context_length"),
     }
     is_plain = all(tensor.kind == 0 for tensor in header.tensors)
+    kinds: Counter[str] = Counter()
+    for tensor in header.tensors:
+        kinds[KINDS.get(tensor.kind, "")] += tensor.elements
     found = ModelSize(
         parameters=sum(tensor.elements for tensor in header.tensors),
         bytes=path.stat().st_size,
@@ -223,5 +226,6 @@ def _of_gguf(path: Path) -> ModelSize:
         ends=sum(ends),
         largest=max(tensor.elements for tensor in header.tensors),
         is_gguf=True,
+        kinds=kinds,
     )
     return _with_cache(found, described)

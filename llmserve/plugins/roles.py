@@ -95,6 +95,8 @@ class Generator(Component):
     build: what does not fit is then refused before anything is loaded.
     ``accepts`` raises an ``UnservedError`` for a model that it cannot compute, which it finds out
     from the configuration: a build that refuses a model names the plugin that accepts it.
+    ``keeps_gguf`` says whether, with these options, it reads the weights of a GGUF file itself,
+    where ``llmserve.plugin.KeptWeights`` finds them; otherwise they are widened for it.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
     answers. ``answers`` is what it answers with: ``"tokens"``, or a value for each prompt, such as
@@ -111,6 +113,7 @@ class Generator(Component):
     architectures: tuple[str, ...] = ()
     needs: Need | None = None
     accepts: Accept | None = None
+    keeps_gguf: Callable[[Mapping[str, Value]], bool] = lambda _: False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llmserve.hardware import computes_in, has_gpu
@@ -45,7 +45,10 @@ class ModelSize:
     is_checkpoint: bool = True
     """Whether its weights are as transformers saves them, and not in an engine's own form."""
     is_gguf: bool = False
-    """Whether they are converted to a checkpoint of 16 bits before anything else."""
+    """Whether they are in a GGUF file. A generator that does not keep them has them converted to a
+    checkpoint of 16 bits before anything else."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """How many of the parameters in such a file have which type, such as ``Q4_K``."""
 
     def content(self) -> dict[str, Any]:
         return asdict(self)

@@ -16,7 +16,7 @@ from llmserve.packages import install_command
 _READERS = ("gguf", "transformers", "accelerate", "torch")
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.")
 NEEDS_SPACE = "make some space, or build to another disk"
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def check_readers(path: Path) -> None:
@@ -94,10 +94,10 @@ def dtype_for(kinds: Counter[str]) -> str:
     float16 would hold it a little closer, but models that were trained in bfloat16 compute beyond
     its range.
     """
-    if not kinds.keys() <= _FLOATS.keys():
+    if not kinds.keys() <= FLOATS.keys():
         return "bfloat16"
     # Beside 16-bit weights, the few of norms are in 32 bits.
-    return _FLOATS[type_of_most(kinds)]
+    return FLOATS[type_of_most(kinds)]
 
 
 def check_space(folder: Path, kinds: Counter[str], dtype: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmserve.builder.gguf.admission import (
+    FLOATS,
     NEEDS_SPACE,
     check_complete,
     check_extent,
@@ -18,6 +19,7 @@ from llmserve.builder.gguf.admission import (
     type_of_most,
 )
 from llmserve.builder.gguf.header import read_header
+from llmserve.builder.gguf.keep import KEPT
 from llmserve.builder.programs import run_program
 from llmserve.builder.progress import Note
 from llmserve.builder.source import ModelSource
@@ -28,19 +30,32 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _HINT = "build from the model that it was made of, with config.json and safetensors"
 
 
-def converted(source: ModelSource, target: Path, report: Callable[[str], None]) -> ModelSource:
-    """Return the model of a GGUF file as a folder, which the build deletes when it ends."""
+def converted(
+    source: ModelSource, target: Path, report: Callable[[str], None], *, keeps: bool = False
+) -> ModelSource:
+    """Return the model of a GGUF file as a folder, which the build deletes when it ends.
+
+    With ``keeps``, weights in blocks stay in the file, and the folder has a list of them, if
+    they are of types and for a model with which that can be.
+    """
     path = source.path
     header = read_header(path)
     check_complete(header)
     check_readers(path)
     kinds = check_extent(header)
     kind, dtype = type_of_most(kinds), dtype_for(kinds)
-    check_space(target.parent, kinds, dtype)
+    keeps = keeps and bool(kinds.keys() & {*KEPT})
+    if not keeps:
+        check_space(target.parent, kinds, dtype)
     report(f"reading {path.name}: {header.architecture}, {sum(kinds.values()) / 1e6:.0f} M weights")
-    result = _run(path, target, dtype, report)
+    result = _run(path, target, [dtype, *(["keep"] if keeps else [])], report)
     size = f"{result['bytes'] / 1e6:.0f} MB"
-    if kind.lower() == dtype.replace("loat", ""):
+    if result.get("kept"):
+        report(f"its {kind} weights are kept as they are: {size}")
+        for other, count in result["widened"].items():
+            if other not in FLOATS:
+                report(f"{count / 1e6:.1f} M weights of the type {other} are widened to {dtype}")
+    elif kind.lower() == dtype.replace("loat", ""):
         report(f"its {kind} weights are kept as they are: {size}")
     else:
         report(f"its {kind} weights are widened to {dtype}: {size}")
@@ -49,12 +64,14 @@ def converted(source: ModelSource, target: Path, report: Callable[[str], None]) 
     return ModelSource(source.asked, target, converted_from=source)
 
 
-def _run(path: Path, target: Path, dtype: str, report: Callable[[str], None]) -> dict[str, Any]:
+def _run(
+    path: Path, target: Path, arguments: Sequence[str], report: Callable[[str], None]
+) -> dict[str, Any]:
     """Convert in a separate process, which frees what it took."""
     from llmserve.builder.gguf.convert import RESULT
 
     ended = run_program(
-        [sys.executable, "-m", _CONVERTER, str(path), str(target), dtype],
+        [sys.executable, "-m", _CONVERTER, str(path), str(target), *arguments],
         words=f"converting {path.name}",
         report=report,
         environment=_OFFLINE,

@@ -15,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from llmserve.builder.gguf.header import GgufHeader, read_header
+from llmserve.builder.gguf.keep import NOT_WEIGHTS, Unknown, write_kept
 from llmserve.builder.gguf.rope import rope_parameters
 from llmserve.builder.gguf.workarounds import is_full, remembered
 from llmserve.builder.programs import PROGRAM_DONE
@@ -36,8 +39,6 @@ _ENDS_OF_TURNS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endofturn|>",
     "<|end_of_turn|>", "<EOT>", "<|return|>", "<turn|>",
 }  # fmt: skip
-_NOT_WEIGHTS = ("rope_freqs.", "rope_factors_")
-"""The beginnings of names of tensors that are no parameters in transformers."""
 
 
 class Refused(Exception):
@@ -52,16 +53,64 @@ class NotWritten(Exception):
         self.is_full = is_full(reason)
 
 
-def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
-    """Write the model and its tokenizer into ``target``; return what there is to report."""
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+def convert(path: Path, target: Path, dtype: str, *, keeps: bool = False) -> dict[str, Any]:
+    """Write the model and its tokenizer into ``target``; return what there is to report.
 
+    With ``keeps``, weights in blocks stay in the file, if that is possible.
+    """
     header = read_header(path)
     check_types(header)
     config = read_config(header)
     tokenizer = read_tokenizer(header)
     notes = apply_rope(config, header)
+    if keeps:
+        try:
+            return {"notes": notes} | keep(header, config, tokenizer, target, dtype)
+        except Unknown as reason:
+            notes.append(f"its weights are widened, as they cannot be kept: {reason}")
+    model = load(header, config, dtype)
+    notes += unused_weights(header, model)
+    plain = without_quantizer(model, config)
+    plain.generation_config.eos_token_id = end_ids(header, tokenizer, config)
+    try:
+        plain.save_pretrained(target, max_shard_size=_SHARD)
+        tokenizer.save_pretrained(target)
+    except Exception as error:
+        raise NotWritten(error) from None
+    return {"notes": notes, "bytes": let_others_read(target)}
+
+
+def keep(
+    header: GgufHeader, config: Any, tokenizer: Any, target: Path, dtype: str
+) -> dict[str, Any]:
+    """Write what a model needs beside the weights that stay in the file."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    notes = unused_weights(header, model)
+    model.config.dtype = getattr(torch, dtype)
+    model.config.architectures = [type(model).__name__]
+    model.generation_config.eos_token_id = end_ids(header, tokenizer, config)
+    try:
+        size, widened = write_kept(header, model, target)
+        model.config.save_pretrained(target)
+        model.generation_config.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    except (OSError, SafetensorError) as error:
+        raise NotWritten(error) from None
+    let_others_read(target)
+    return {"notes": notes, "bytes": size, "kept": True, "widened": widened}
+
+
+def load(header: GgufHeader, config: Any, dtype: str) -> Any:
+    """Return the model with all of its weights widened."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path = header.path
     with telling(len(header.tensors)):
         model, info = AutoModelForCausalLM.from_pretrained(
             path.parent,
@@ -74,19 +123,15 @@ def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
             output_loading_info=True,
         )
     check_loaded(info)
-    notes += unused_weights(header, model)
-    plain = without_quantizer(model, config)
-    plain.generation_config.eos_token_id = end_ids(header, tokenizer, config)
-    try:
-        plain.save_pretrained(target, max_shard_size=_SHARD)
-        tokenizer.save_pretrained(target)
-    except Exception as error:
-        raise NotWritten(error) from None
+    return model
+
+
+def let_others_read(target: Path) -> int:
+    """Let others read the weights, as Triton may have to: the library does not; return bytes."""
     weights = [*target.glob("*.safetensors")]
     for file in weights:
-        # The library lets nobody else read them, as Triton may have to.
         file.chmod((target / "config.json").stat().st_mode)
-    return {"notes": notes, "bytes": sum(file.stat().st_size for file in weights)}
+    return sum(file.stat().st_size for file in weights)
 
 
 @contextmanager
@@ -201,7 +246,7 @@ def check_loaded(info: dict[str, Any]) -> None:
 def unused_weights(header: GgufHeader, model: Any) -> list[str]:
     """Report weights that transformers has left out, such as biases that it does not expect."""
     in_file = sum(
-        tensor.elements for tensor in header.tensors if not tensor.name.startswith(_NOT_WEIGHTS)
+        tensor.elements for tensor in header.tensors if not tensor.name.startswith(NOT_WEIGHTS)
     )
     used = sum(parameter.numel() for parameter in {*model.parameters()})
     if in_file <= used:
@@ -242,11 +287,11 @@ def first_line(error: BaseException) -> str:
     return next((line for line in lines if line), type(error).__name__)
 
 
-def main(path: Path, target: Path, dtype: str) -> None:
+def main(path: Path, target: Path, dtype: str, *, keeps: bool = False) -> None:
     target.mkdir(parents=True, exist_ok=True)
     try:
         with remembered():
-            result = convert(path, target, dtype)
+            result = convert(path, target, dtype, keeps=keeps)
     except Refused as error:
         result = {"refused": str(error)}
     except NotWritten as error:
@@ -260,4 +305,4 @@ def main(path: Path, target: Path, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], keeps=sys.argv[4:] == ["keep"])

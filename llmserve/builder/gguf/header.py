@@ -29,6 +29,11 @@ _LARGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 4
 _MOST_ENTRIES = 100_000
 """Of facts, of tensors, and of a list that is kept; the vocabulary is longer and is skipped."""
+KINDS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 30: "BF16",
+}  # fmt: skip
+"""The names of the GGML types that may stay as they are, for those who do not have ``gguf``."""
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 

@@ -31,6 +31,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             weights=("*.safetensors", "openvino_model.xml", "openvino_model.bin"),
             prepare=_prepare_generator,
             needs=_needs,
+            keeps_gguf=lambda options: options["weight_format"] == "auto",
             inputs=contract.ENGINE_OPTIONS,
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
@@ -41,7 +42,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "weight_format",
                     "auto",
                     "How weights are stored when a model is converted. auto changes none: those "
-                    "that are exact in 16 bits are stored in 16 bits.",
+                    "that are exact in 16 bits are stored in 16 bits, those of a GGUF file in its "
+                    "4 to 8 bits.",
                     choices=("auto", "fp32", "fp16", "bf16", "int8", "int4"),
                 ),
                 Option(

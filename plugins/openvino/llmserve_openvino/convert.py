@@ -12,17 +12,23 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmserve.plugin import PROGRAM_DONE, UnservedError
+import torch
+
+from llmserve.plugin import PROGRAM_DONE, KeptWeights, UnservedError
 from llmserve_openvino.compare import LENGTHS, difference, parts
 from llmserve_openvino.formats import write
+from llmserve_openvino.gguf_weights import load_kept
 from llmserve_openvino.importance import Importance, importance
+from llmserve_openvino.packed import PackedWeight
+from llmserve_openvino.scratch import Scratch
 from llmserve_openvino.stored import StoredWeights, load, read_config
 from llmserve_openvino.trace import convert
-from llmserve_openvino.trial import DIFFERS, TOLERANCE, try_small
+from llmserve_openvino.trial import DIFFERS, TOLERANCE, Trial, try_small
 
 MODEL = "openvino_model.xml"
 NOT_WRITTEN = 74
@@ -40,8 +46,19 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and next to it the facts that the build needs."""
     target.mkdir(parents=True, exist_ok=True)
     trial = try_small(read_config(source, settings))
-    model = load(source, settings)
-    stored = StoredWeights(model, folder=target)
+    with Scratch(target) as scratch:
+        packed: dict[torch.nn.Module, PackedWeight] = {}
+        if settings["in_gguf"]:
+            with _writing():
+                model, packed = load_kept(source, KeptWeights.read(source), scratch)
+        else:
+            model = load(source, settings)
+        _convert(model, StoredWeights(model, packed, folder=target), target, settings, trial)
+
+
+def _convert(
+    model: Any, stored: StoredWeights, target: Path, settings: dict[str, Any], trial: Trial
+) -> None:
     _tell(_READ)
     lengths = [min(length, trial.served or length) for length in LENGTHS]
     differences, done = [], _READ
@@ -65,13 +82,20 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     if settings["weight_format"] == "int4":
         important = importance(model, stored, _telling(_COMPARING, _WEIGHED))
     done = _WEIGHED if important else _COMPARING
-    try:
+    with _writing():
         write(converted, target / MODEL, settings, important, _telling(done, 1))
+    (target / "facts.json").write_text(json.dumps({"served": trial.served}), encoding="utf-8")
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Tell the build that a file could not be written."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
         # What OpenVINO raises on a full disk does not say so.
         sys.stderr.write(f"{error}\n")
         sys.exit(NO_MEMORY if getattr(error, "errno", None) == errno.ENOMEM else NOT_WRITTEN)
-    (target / "facts.json").write_text(json.dumps({"served": trial.served}), encoding="utf-8")
 
 
 def _telling(first: float, last: float) -> Callable[[float], None]:

@@ -15,6 +15,11 @@ _GB = 1 << 30
 _FLOAT32 = 4
 _CACHE_BYTES = {"f16": 2, "u8": 1}
 """Of the types that are not the one to compute in."""
+_KEPT = {
+    "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5, "Q5_0": 8.5, "Q5_1": 8.75, "Q8_0": 8.5, "Q5_K": 8.75,
+    "Q6_K": 9,
+}  # fmt: skip
+"""Bits of a number of each type that stays as a GGUF file has it, with its share of a scale."""
 _WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 
 
@@ -23,6 +28,7 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     computed = loaded_type(size, str(options["dtype"]), on_gpu=False)
     chosen = str(options["weight_format"])
     stored = stored_bytes(size, options) if size.is_checkpoint else size.bytes
+    is_kept = chosen == "auto" and kept_bytes(size) > 0
     weights = _in_memory(size, chosen, stored, computed) if size.is_checkpoint else stored
     kind = str(options["kv_cache"])
     width = _CACHE_BYTES.get(kind, 4 if computed == "float32" else 2)
@@ -39,7 +45,7 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
         build=_CONVERTER + min(size.parameters, _PART) + largest if size.is_checkpoint else 0,
         reads=size.bytes + stored,
         # A format that is not the checkpoint's is written to a file of its own first.
-        disk=stored if chosen == "auto" else 2 * stored,
+        disk=stored if chosen == "auto" and not is_kept else 2 * stored,
         process=PROCESS,
         weights=weights,
         cache=cache,
@@ -56,6 +62,8 @@ def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
     table and product of the scores are tied, they are in memory once.
     """
     table = max(0, size.ends - size.largest)
+    if chosen == "auto" and kept_bytes(size):
+        return stored
     if chosen in ("int8", "int4"):
         return stored - table
     held = size.parameters - table
@@ -70,7 +78,7 @@ def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
     """Return what the converted weights take on the disk."""
     chosen = str(options["weight_format"])
     if chosen == "auto":
-        return size.parameters * (4 if size.dtype == "float32" else 2)
+        return kept_bytes(size) or size.parameters * (4 if size.dtype == "float32" else 2)
     if chosen != "int4":
         return int(size.parameters * _WIDTHS[chosen])
     ratio = float(options["int4_ratio"])
@@ -79,6 +87,15 @@ def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
     # The table and the product of the scores stay in 8 bits.
     middle = size.parameters - size.ends
     return int(size.ends + middle * (ratio * width + (1 - ratio)))
+
+
+def kept_bytes(size: ModelSize) -> int:
+    """Return what weights take that stay as a GGUF file has them; 0 if they are widened."""
+    kept = {kind: count for kind, count in size.kinds.items() if kind in _KEPT}
+    others = sum(size.kinds.values()) - sum(kept.values())
+    if 2 * others > size.parameters or not kept:
+        return 0
+    return int(2 * others + sum(count * _KEPT[kind] / 8 for kind, count in kept.items()))
 
 
 def _smaller(

@@ -19,6 +19,7 @@ from llmserve.plugin import (
     allowed,
     check_causal,
     draft_context,
+    has_kept_weights,
     place_instances,
     run_program,
 )
@@ -123,7 +124,8 @@ def _check_attention(model: Path) -> None:
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
     options = context.options
     target = context.folder / folder
-    _run(context, target, {name: options[name] for name in _CONVERSION_OPTIONS})
+    settings = {name: options[name] for name in _CONVERSION_OPTIONS}
+    _run(context, target, {**settings, "in_gguf": has_kept_weights(context.source)})
     facts = target / "facts.json"
     served: int | None = json.loads(facts.read_text(encoding="utf-8"))["served"]
     facts.unlink()

@@ -305,7 +305,7 @@ def _compute_buffers_again(model: Any, source: Path, options: dict[str, Any]) ->
     if not rounded - stored:
         return
     config = AutoConfig.from_pretrained(source, **options)
-    with _without_parameters():
+    with without_parameters():
         exact = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=options["trust_remote_code"]
         )
@@ -315,7 +315,7 @@ def _compute_buffers_again(model: Any, source: Path, options: dict[str, Any]) ->
 
 
 @contextmanager
-def _without_parameters() -> Iterator[None]:
+def without_parameters() -> Iterator[None]:
     """Have new modules without memory for their parameters; their buffers are computed."""
     register = torch.nn.Module.register_parameter
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from click.testing import CliRunner, Result
 
@@ -379,6 +380,22 @@ def test_a_gguf_file_is_widened_first(tmp_path: Path) -> None:
     assert plain is not None
     # The repository has it by links.
     assert plain.disk == 2 * size.parameters
+
+
+def test_a_gguf_file_that_is_kept_takes_what_it_takes(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=gguf.GGMLQuantizationType.Q4_0)
+    size = size_of(str(path))
+    assert size is not None
+    assert set(size.kinds) == {"Q4_0", "F32"}
+    kept = fit_needs(make_plan(BuildSpec("openvino", str(path)), Registry.load()), size)
+    options = {"weight_format": "bf16"}
+    plan = make_plan(BuildSpec("openvino", str(path), options=options), Registry.load())
+    widened = fit_needs(plan, size)
+    assert kept is not None
+    assert widened is not None
+    assert kept.weights == pytest.approx(path.stat().st_size, rel=0.25)
+    assert widened.disk > kept.disk + size.parameters
 
 
 def test_a_built_model_knows_what_it_takes(tmp_path: Path) -> None:

@@ -195,7 +195,12 @@ def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     size = (tmp_path / "model" / "model.safetensors").stat().st_size
     for weight_format in ("auto", "int8"):
-        settings = {"weight_format": weight_format, "pickle": False, "trust_remote_code": False}
+        settings = {
+            "weight_format": weight_format,
+            "pickle": False,
+            "trust_remote_code": False,
+            "in_gguf": False,
+        }
         module = ["-m", "llmserve_openvino.convert", str(tmp_path / "model")]
         target = [str(tmp_path / weight_format), json.dumps(settings)]
         process = subprocess.Popen(
