@@ -116,6 +116,9 @@ def _of_hub(
     if named is None:
         return None
     repo_id, file = named
+    if not file and repo_id.lower().endswith(GGUF):
+        # A file that is not there.
+        return None
     listing = look_up(repo_id, file or "config.json", revision=revision, report=report)
     if isinstance(listing, Path):
         if file:

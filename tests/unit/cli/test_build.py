@@ -80,7 +80,7 @@ def test_a_mistake_is_reported_with_the_fix(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     (tmp_path / "home" / "hub" / "models--acme--tiny").mkdir(parents=True)
     error = invoke(tmp_path / "r", *words).exception
-    assert type(error) is kind
+    assert isinstance(error, kind)
     assert message in str(error)
     assert not (tmp_path / "r").exists()
 
