@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmserve.plugin import (
     BuildContext,
@@ -49,7 +49,9 @@ _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "t
 def prepare(context: BuildContext) -> Mapping[str, Any]:
     """Place a model that is already converted, or convert it."""
     source, options = context.source, context.options
-    check_causal(source, **allowed(context))
+    # What is converted has its own types, whatever the configuration says of what it was.
+    quantised: Literal["all", "none"] = "all" if (source.path / _MODEL).is_file() else "none"
+    check_causal(source, quantised=quantised, **allowed(context))
     place_instances(context.config, "cpu", 1)
     draft = draft_context(context)
     config, length = source.config(), _length(source.config())
