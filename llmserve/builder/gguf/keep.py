@@ -34,7 +34,7 @@ def write_kept(header: GgufHeader, model: Any, target: Path) -> tuple[int, Count
     import torch
     from safetensors.torch import save_file
 
-    reader = _Reader(header, model)
+    reader = _FileReader(header, model)
     kept, others, widened = [], {}, Counter[str]()
     for tensor in header.tensors:
         if tensor.name.startswith(NOT_WEIGHTS) or (name := reader.parameter(tensor)) is None:
@@ -58,7 +58,7 @@ def write_kept(header: GgufHeader, model: Any, target: Path) -> tuple[int, Count
     return sum(_bytes(tensor) for tensor in header.tensors), widened
 
 
-class _Reader:
+class _FileReader:
     """What transformers does to the tensors of an architecture."""
 
     def __init__(self, header: GgufHeader, model: Any) -> None:
