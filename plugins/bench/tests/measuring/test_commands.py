@@ -101,10 +101,9 @@ def test_a_model_alone_is_compared_as_it_suits_this_machine() -> None:
     ways = suited("demo", Registry.load())
     # Weights of the demo's size are widened where the processor has no type of 16 bits.
     assert ways[0].label in ("openvino", "iterative")
-    assert {way.plugin for way in ways} == {"openvino", "iterative"}
-    assert [way.settings for way in ways[-2:]] == [
-        {"weight_format": "int8"}, {"weight_format": "int4"}
-    ]  # fmt: skip
+    assert {way.plugin for way in ways} >= {"openvino", "iterative"}
+    smaller = [way.settings for way in ways if way.settings]
+    assert smaller[-2:] == [{"weight_format": "int8"}, {"weight_format": "int4"}]
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

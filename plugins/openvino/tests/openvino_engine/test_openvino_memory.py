@@ -44,7 +44,8 @@ def test_a_model_takes_what_its_plugin_says(bench: Any, tmp_path: Path) -> None:
     manifest = json.loads((repository / "model" / "llmserve.json").read_text(encoding="utf-8"))
     expected = needs(ModelSize(**manifest["size"]), manifest["options"])
     assert built.peak.own < 1.15 * expected.build
-    # Few of the cache's pages are written: the prompt and its answer are short.
-    taken = expected.process + expected.weights
-    assert 0.85 * taken < answering.peak.all < 1.15 * taken
-    assert answering.peak.all - expected.process < 1.2 * bench.stored(repository)
+    # Few of the cache's pages are written: the prompt and its answer are short. What libraries have
+    # of their files is shared with whatever else runs here, so that it differs from run to run.
+    taken, own = expected.process + expected.weights, answering.peak.own
+    assert 0.85 * taken < own < 1.15 * taken
+    assert own - expected.process < 1.2 * bench.stored(repository)
