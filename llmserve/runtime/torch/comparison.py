@@ -37,6 +37,8 @@ def off_by(rows: Any, logits: Any) -> float:
     import torch
 
     expected = logits.float().log_softmax(-1)
+    if expected.isnan().any():
+        return float("inf")
     # Of the likeliest tokens: a product's last digits are large where a score is far below.
     likely = expected >= expected.max(dim=-1, keepdim=True).values - _RANGE
     found = torch.as_tensor(rows).log_softmax(-1)
@@ -45,7 +47,8 @@ def off_by(rows: Any, logits: Any) -> float:
 
 def scores(runner: Runner, texts: Sequence[list[int]]) -> list[Any]:
     """Compute texts together, each in pieces and then token by token, in pages not in order."""
-    pages, rows = _pages(texts, runner.page_size), [[] for _ in texts]  # type: ignore[var-annotated]
+    pages = _pages(texts, runner.page_size)
+    rows: list[list[Any]] = [[] for _ in texts]
     pieces = [list(_pieces(len(text))) for text in texts]
     while any(pieces):
         chunks = []

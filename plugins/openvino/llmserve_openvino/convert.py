@@ -67,6 +67,8 @@ def _convert(
         try:
             part = convert(model, stored)
             differences.append(difference(model, stored, part, _telling(before, done), lengths))
+        except MemoryError:
+            raise
         except Exception:
             # Some of its layers need others. All are like the small model's.
             if not trial.is_done:
