@@ -125,8 +125,6 @@ def _checked(name: str, folder: Path, products: Any, version: Path) -> Iterator[
         for file in files:
             if file.is_file():
                 shutil.copyfile(file, copy / file.name)
-                Path(copy / file.name).chmod(0o644)
-        copy.chmod(0o755)
         try:
             lora = read_lora(copy)
             products.fits(lora)
