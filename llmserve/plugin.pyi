@@ -37,8 +37,11 @@ from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
+from llmserve.builder.programs import NO_MEMORY as NO_MEMORY
+from llmserve.builder.programs import NOT_WRITTEN as NOT_WRITTEN
 from llmserve.builder.programs import PROGRAM_DONE as PROGRAM_DONE
 from llmserve.builder.programs import Ended as Ended
+from llmserve.builder.programs import not_written as not_written
 from llmserve.builder.programs import run_program as run_program
 from llmserve.builder.progress import PartDone as PartDone
 from llmserve.builder.reading import read_object as read_object

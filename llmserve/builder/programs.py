@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmserve.builder.progress import PartDone
-from llmserve.errors import ShortageError
+from llmserve.errors import OutputError, ShortageError
 from llmserve.hardware import MemoryKills, addresses, memory
 from llmserve.texts import in_gb
 
 PROGRAM_DONE = "llmserve-done "
 """Before the share that is done, in a line of its own on the standard output of such a program."""
+
+
+NOT_WRITTEN = 74
+"""The exit status of such a program if it has converted a model, and cannot write it."""
+NO_MEMORY = 71
+"""The exit status if the system gives it no more memory, as with a limit."""
+_FULL = 1 << 20
+"""The bytes below which a disk is full: the last of it is too little for what was written."""
 
 
 @dataclass(frozen=True)
@@ -77,3 +87,14 @@ def run_program(
     if process.returncode and addresses() != float("inf"):
         last += f" (ulimit -v allows it {in_gb(addresses())})"
     return Ended(process.returncode, last)
+
+
+def not_written(ended: Ended, folder: Path) -> OutputError:
+    """Return the error for a program that has ended with ``NOT_WRITTEN``."""
+    free = shutil.disk_usage(folder).free
+    # A library's own words say nothing of that.
+    why = "the disk is full" if free < _FULL else ended.reason
+    return OutputError(
+        f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
+        hint="make some space, or build to another disk",
+    )

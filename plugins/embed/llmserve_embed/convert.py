@@ -16,13 +16,12 @@ import numpy as np
 import torch
 import transformers
 
-from llmserve.plugin import PROGRAM_DONE
+from llmserve.plugin import NOT_WRITTEN, PROGRAM_DONE
 from llmserve_embed.compiled import MODEL, compiled
 from llmserve_embed.inputs import INPUTS
 from llmserve_embed.library import openvino as ov
 from llmserve_embed.network import reads_segments
 
-NOT_WRITTEN = 74
 _TOLERANCE = 1e-3
 _READ, _TRACED, _COMPARED = 0.2, 0.5, 0.7
 """The shares of the time after which a model is read, traced and compared."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -11,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import (
+    NOT_WRITTEN,
     BuildContext,
     ModelKind,
     ModelSource,
     ModelSourceError,
     OptionError,
-    OutputError,
     PluginError,
     allowed,
     check_kind,
     encoder_layout,
     install_command,
     max_length,
+    not_written,
     place_instances,
     place_model,
     read_object,
@@ -31,10 +31,6 @@ from llmserve.plugin import (
 from llmserve_embed.files import brought
 
 _FOLDER = "openvino"
-# How the converter ends then, which is imported only in its own process.
-_NOT_WRITTEN = 74
-_FULL = 1 << 20
-"""The bytes below which a disk is full: the last of it is too little for what was written."""
 # As many as RoBERTa has around a pair of texts.
 _SPECIAL = 4
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -196,14 +192,8 @@ def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
         words=f"converting {name} to OpenVINO",
         report=context.report,
     )
-    if ended.code == _NOT_WRITTEN:
-        free = shutil.disk_usage(context.folder).free
-        # A library's own words say nothing of that.
-        why = "the disk is full" if free < _FULL else ended.reason
-        raise OutputError(
-            f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
-            hint="make some space, or build to another disk",
-        )
+    if ended.code == NOT_WRITTEN:
+        raise not_written(ended, context.folder)
     if ended.code:
         generator = "encoder" if "pooling" in options else "classifier"
         raise ModelSourceError(

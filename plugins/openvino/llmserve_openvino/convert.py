@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from llmserve.plugin import PROGRAM_DONE, KeptWeights, UnservedError
+from llmserve.plugin import NO_MEMORY, NOT_WRITTEN, PROGRAM_DONE, KeptWeights, UnservedError
 from llmserve_openvino.compare import LENGTHS, difference, parts
 from llmserve_openvino.formats import write
 from llmserve_openvino.gguf_weights import load_kept
@@ -31,10 +31,6 @@ from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import DIFFERS, TOLERANCE, Trial, try_small
 
 MODEL = "openvino_model.xml"
-NOT_WRITTEN = 74
-"""The exit status of this program if it has converted the model, and cannot write it."""
-NO_MEMORY = 71
-"""The exit status if the system gives it no more memory, as with a limit."""
 UNSERVED = 69
 """The exit status if the model has a part that cannot be computed; the last line says which."""
 _READ, _TRACED, _COMPARING, _WEIGHED = 0.05, 0.15, 0.7, 0.8

@@ -6,12 +6,11 @@ than one is in memory, however many there are.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,11 @@ from llmserve_openvino.importance import Importance
 from llmserve_openvino.library import openvino as ov
 from llmserve_openvino.packed import Kind, product_weight, table_weight
 from llmserve_openvino.rounding import rounded, whole_group
+from llmserve_openvino.scratch import Scratch
 
 _WEIGHTS = (ov.Type.f32, ov.Type.bf16, ov.Type.f16)
 _STORED = {"fp32": ov.Type.f32, "fp16": ov.Type.f16, "bf16": ov.Type.bf16}
 _PACKED = ("int8", "int4")
-# OpenVINO maps constants to whole lines of a processor's cache.
-_LINE = 64
 
 
 def write(
@@ -40,15 +38,15 @@ def write(
     Weights that keep their format are read from where they are.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=path.parent) as file:
-        writer = _Writer(file, settings, important)
+    with Scratch(path.parent) as scratch:
+        writer = _Writer(scratch, settings, important)
         writer.change(model, tell)
         ov.save_model(model, str(path), compress_to_fp16=False)
 
 
 class _Writer:
-    def __init__(self, file: BinaryIO, settings: dict[str, Any], important: Importance) -> None:
-        self._file = file
+    def __init__(self, scratch: Scratch, settings: dict[str, Any], important: Importance) -> None:
+        self._scratch = scratch
         self._important = important
         self._settings = settings
         self._format: str = settings["weight_format"]
@@ -116,12 +114,7 @@ class _Writer:
         return product_weight(found, self._place, outer)
 
     def _place(self, data: Any, kind: Any, shape: Any) -> Any:
-        start = self._file.seek(0, 2)
-        start += self._file.write(bytes(-start % _LINE))
-        data.tofile(self._file)
-        self._file.flush()
-        size = self._file.tell() - start
-        mapped = np.memmap(self._file, np.uint8, "r", start, (size,))
+        mapped = self._scratch.kept(data).reshape(-1).view(np.uint8)
         self._mapped.append(tensor := ov.Tensor(mapped, shape, kind))
         return ov.op.Constant(tensor, True)
 

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from llmserve.plugin import (
+    NO_MEMORY,
+    NOT_WRITTEN,
     BuildContext,
     ModelSourceError,
     OptionError,
-    OutputError,
     ShortageError,
     UnservedError,
     allowed,
     check_causal,
     draft_context,
     has_kept_weights,
+    not_written,
     place_instances,
     run_program,
 )
 from llmserve.runtime.causal import original_length
 
 _FOLDER = "openvino"
-_NOT_WRITTEN = 74
-_NO_MEMORY = 71
 _UNSERVED = 69
-"""All as in the converter, whose imports take seconds."""
-_FULL = 1 << 20
-"""The bytes below which a disk is full: the last of it is too little for what was written."""
+"""As in the converter, whose imports take seconds."""
 _DRAFT = "draft"
 _MODEL = "openvino_model.xml"
 # Only these: the tokenizer is a separate part of the model, whatever its form.
@@ -145,15 +142,9 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
         words=f"converting {name} to OpenVINO",
         report=context.report,
     )
-    if ended.code == _NOT_WRITTEN:
-        free = shutil.disk_usage(context.folder).free
-        # A library's own words say nothing of that.
-        why = "the disk is full" if free < _FULL else ended.reason
-        raise OutputError(
-            f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
-            hint="make some space, or build to another disk",
-        )
-    if ended.code == _NO_MEMORY:
+    if ended.code == NOT_WRITTEN:
+        raise not_written(ended, context.folder)
+    if ended.code == NO_MEMORY:
         raise ShortageError(
             f"converting {source.asked} to OpenVINO takes more memory than it may have: "
             f"{ended.reason}",

@@ -220,7 +220,7 @@ def test_a_full_disk_is_no_fault_of_the_model(
 
     def here(command: Sequence[str], **_: object) -> Ended:
         left = SimpleNamespace(free=free)
-        monkeypatch.setattr("llmserve_embed.prepare.shutil.disk_usage", lambda _: left)
+        monkeypatch.setattr("llmserve.builder.programs.shutil.disk_usage", lambda _: left)
         with pytest.raises(SystemExit) as ended:
             convert.main(command[-3], Path(command[-2]), json.loads(command[-1]))
         return Ended(int(str(ended.value.code)), "iostream error")
