@@ -162,7 +162,7 @@ def suited(model: str, registry: Registry) -> list[Variant]:
     ways = ways_to_build(model, registry)
     if len(ways) < 2:
         raise UsageError(
-            f"it is not known what there is to compare of {model}",
+            f"there is no model {model}, or it is not known how large it is",
             hint="name variants, such as iterative: openvino:weight_format=int8",
         )
     # The sort keeps the best one for this machine before others that are as exact.
