@@ -384,7 +384,7 @@ class Gateway:
         # A client that disconnects frees its slots, even while its answer is being generated. While
         # its model is loaded it has none, which others need.
         async with (
-            _cancel_on_disconnect(receive),
+            _cancel_on_disconnect(receive, reply),
             self.load(key, request, timeout, reply),
             self.admit(key, request, timeout),
         ):
@@ -464,8 +464,8 @@ def check_images(info: ModelInfo, request: AnyRequest) -> None:
 
 
 @asynccontextmanager
-async def _cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects."""
+async def _cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
+    """Cancel the block when the client disconnects before it has its whole response."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101
     disconnected = False
@@ -474,8 +474,10 @@ async def _cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
         nonlocal disconnected
         while (await receive())["type"] != "http.disconnect":
             pass
-        disconnected = True
-        task.cancel()
+        # The server says the same of a client that stays, once it has been answered.
+        if not reply.has_ended:
+            disconnected = True
+            task.cancel()
 
     listener = asyncio.ensure_future(listen())
     try:

@@ -101,11 +101,13 @@ class Reply:
         self.headers: Mapping[str, str] = {}
         """What every response to this request has besides."""
         self._streaming = False
+        self.has_ended = False
+        """Whether the server has the last of it: a client that goes then has all that was made."""
 
     async def send_body(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [_JSON, length, *headers])
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send_last(body)
 
     async def start_stream(self, events: bytes) -> None:
         if not self._streaming:
@@ -122,7 +124,11 @@ class Reply:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_stream(self, events: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": events})
+        await self._send_last(events)
+
+    async def _send_last(self, body: bytes) -> None:
+        self.has_ended = True
+        await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:
         self.record.outcome = "refused" if error.status < 500 else "failed"

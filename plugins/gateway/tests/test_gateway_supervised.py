@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+
+import pytest
 
 from llmserve.client import Completion
 from llmserve.errors import ModelNotReadyError, UnreachableError
 from llmserve.server import ModelReport, ServerReport, State
 from llmserve.server.keep.control import listening
 from llmserve_gateway.catalog import Catalog
+from llmserve_gateway.gateway import Settings
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas
 
@@ -166,3 +170,17 @@ def test_a_description_is_asked_for_again_once_serve_has_loaded_the_model_again(
 
     # When it was first asked, the gateway had not yet heard which process answers.
     assert asyncio.run(go()) == [2, 3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answered_request_is_not_recorded_as_cancelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: bool
+) -> None:
+    """The server says that a client has gone once it has been answered, whether it has or not."""
+    settings = Settings(gateways.NO_TRITON, supervisor=tmp_path / "sock")
+    request = {**gateways.TEXT, "stream": stream}
+    answer = gateways.request_via(Triton(), "/v1/completions", settings=settings, json=request)
+    assert answer.status_code == 200
+    logged = json.loads(capsys.readouterr().err.splitlines()[-1])
+    expected = (200, "length") if stream else (200, "stop")
+    assert (logged["status"], logged["outcome"]) == expected
