@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from llmserve.runtime.lora import Lora, LoraError
 
@@ -33,9 +34,10 @@ class LoraProducts:
         self._stacks: dict[str, tuple[Tensor, Tensor]] = {}
         self._hooks: dict[str, Any] = {}
         self._columns: dict[str, slice] = {}
+        self._used: slice | None = None
+        """The columns that the rows of a pass use, if any of them has an adapter."""
         self._others: Tensor | None = None
-        """Where a row's columns are those of adapters that are not its own."""
-        self._scale = torch.zeros(())
+        """Where a row's columns are not its own, if the rows of a pass have several adapters."""
 
     def fits(self, lora: Lora) -> None:
         for name, shape in lora.shapes.items():
@@ -79,7 +81,7 @@ class LoraProducts:
         self._stack()
 
     def _stack(self) -> None:
-        """Put the matrices of all loaded adapters side by side."""
+        """Put the matrices of all loaded adapters side by side; a scale is in the second ones."""
         stops, stop = {}, 0
         for key, lora in self._loras.items():
             stops[key] = slice(stop, stop + lora.rank)
@@ -92,23 +94,27 @@ class LoraProducts:
         for name in wanted:
             weight = self._modules[name].weight
             inputs, outputs = _shape(self._modules[name])
-            first = torch.zeros(inputs, stop, dtype=weight.dtype, device=weight.device)
+            first = torch.zeros(stop, inputs, dtype=weight.dtype, device=weight.device)
             second = torch.zeros(stop, outputs, dtype=weight.dtype, device=weight.device)
             for key, columns in stops.items():
                 if pair := self._weights[key].get(name):
-                    first[:, columns], second[columns] = pair[0].T, pair[1].T
+                    first[columns], second[columns] = pair[0], pair[1].T * self._loras[key].scale
             self._stacks[name] = first, second
             if name not in self._hooks:
                 self._hooks[name] = self._modules[name].register_forward_hook(self._adding(name))
 
     def _adding(self, name: str) -> Any:
         def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            if self._others is None:
+            if self._used is None:
                 return None
-            first, second = self._stacks[name]
-            # What others' columns have may be no number: it is replaced, and not multiplied by 0.
-            own = (inputs[0] @ first).masked_fill(self._others, 0) * self._scale
-            return output + own @ second
+            first, second = (part[self._used] for part in self._stacks[name])
+            own = functional.linear(inputs[0], first)
+            if self._others is not None:
+                # What others' columns have may be no number: it is replaced, and not multiplied
+                # by 0.
+                own = own.masked_fill_(self._others, 0)
+            rows = output.reshape(-1, output.shape[-1])
+            return torch.addmm(rows, own.reshape(-1, own.shape[-1]), second).view(output.shape)
 
         return add
 
@@ -121,19 +127,21 @@ class LoraProducts:
         if not any(keys):
             yield
             return
-        total = max(columns.stop for columns in self._columns.values())
-        others, scale = torch.ones(len(keys), total, dtype=torch.bool), torch.zeros(len(keys), 1)
-        for row, key in enumerate(keys):
-            if key:
-                others[row, self._columns[key]] = False
-                scale[row] = self._loras[key].scale
-        weight = next(iter(self._stacks.values()))[0]
-        self._others = others.to(weight.device).view(*shape, total)
-        self._scale = scale.to(weight.device, weight.dtype).view(*shape, 1)
+        if len({*keys}) == 1:
+            self._used = self._columns[keys[0]]
+        else:
+            total = max(columns.stop for columns in self._columns.values())
+            others = torch.ones(len(keys), total, dtype=torch.bool)
+            for row, key in enumerate(keys):
+                if key:
+                    others[row, self._columns[key]] = False
+            weight = next(iter(self._stacks.values()))[0]
+            self._used = slice(0, total)
+            self._others = others.to(weight.device).view(*shape, total)
         try:
             yield
         finally:
-            self._others = None
+            self._used = self._others = None
 
 
 def _shape(module: Any) -> tuple[int, int]:
