@@ -10,14 +10,17 @@ from playwright.sync_api import Page, sync_playwright
 
 from llmserve.testing import LiveTriton
 
-from .process import Gateway
+from .process import Gateway, supervising
 
 
 @pytest.fixture(scope="package")
-def gateway(triton: LiveTriton) -> Iterator[Gateway]:
-    process = Gateway(triton)
-    yield process
-    assert process.stop() == 0
+def gateway(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway as `serve` starts it, which says that the models are well."""
+    socket = tmp_path_factory.mktemp("serve") / "socket"
+    with supervising(triton, socket):
+        process = Gateway(triton, "--supervisor", str(socket))
+        yield process
+        assert process.stop() == 0
 
 
 @pytest.fixture(scope="package")

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 
+from llmserve.server import ModelReport, ServerReport, State
+from llmserve.server.keep.control import listening
 from llmserve.testing import LiveTriton
 from llmserve.testing.command import LLMSERVE
+
+
+@contextmanager
+def supervising(triton: LiveTriton, socket: Path) -> Iterator[None]:
+    """Report each model that Triton has as ready, on a socket as that of `serve`."""
+
+    async def report(_: Mapping[str, Any]) -> ServerReport:
+        names = await asyncio.to_thread(triton.client.models)
+        return ServerReport(State.READY, models=tuple(ModelReport(n, State.READY) for n in names))
+
+    ended = threading.Event()
+
+    async def listen() -> None:
+        async with listening(socket, report):
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(listen(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Gateway:

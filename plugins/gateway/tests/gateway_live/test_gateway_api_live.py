@@ -321,14 +321,16 @@ def test_answers_follow_a_schema(gateway: Gateway, model: str) -> None:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, City)
 
 
-def test_the_log_has_figures_and_no_text(gateway: Gateway, model: str) -> None:
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+def test_the_log_has_figures_and_no_text(gateway: Gateway, model: str, connection: str) -> None:
+    name = f"from-me-{connection}"
     answer = httpx.post(
         f"{gateway.url}/completions",
         json={"model": model, "prompt": PROMPT, "max_tokens": 3},
-        headers={"x-request-id": "from-me"},
+        headers={"x-request-id": name, "connection": connection},
     )
-    assert answer.headers["x-request-id"] == "from-me"
-    line = gateway.logged(id="from-me")
+    assert answer.headers["x-request-id"] == name
+    line = gateway.logged(id=name)
     assert (line["model"], line["outcome"], line["output_tokens"]) == (model, "length", 3)
     assert PROMPT not in json.dumps(gateway.log)
 
