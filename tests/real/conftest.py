@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.model import NotHad, converted_model, real_encoder, real_model
+from tests.real.model import NotHad, converted_model, real_encoder, real_model, trained_adapter
 from tests.real.reference import Reference
 
 
@@ -23,6 +23,13 @@ def real_file() -> Path:
 def real_folder(real_file: Path) -> Path:
     del real_file
     return converted_model()
+
+
+@pytest.fixture(scope="session")
+def sql_adapter(real_file: Path) -> Path:
+    """An adapter of the real model, with which it answers with SQL."""
+    del real_file
+    return trained_adapter()
 
 
 @pytest.fixture(scope="session")

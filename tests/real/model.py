@@ -32,6 +32,7 @@ from tests.kept import installed, kept
 # Not from tests.support: `make run` has nothing that only tests need.
 ROOT = Path(__file__).parents[2]
 CHOSEN = "LLMSERVE_REAL_MODEL"
+TRAINING = ("-m", "plugins.tools.train_adapter")
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,20 @@ def converted_model() -> Path:
 
     sources = Path(next(iter(gguf.__path__)))
     return kept("real", convert, str(file), installed("transformers", "gguf"), sources)
+
+
+def trained_adapter() -> Path:
+    """Return an adapter of the model, which takes a minute or two of training."""
+    source = converted_model()
+
+    def train(folder: Path) -> None:
+        words = [sys.executable, *TRAINING, str(source), str(folder)]
+        subprocess.run(words, check=True, cwd=ROOT)
+
+    script = ROOT / "plugins" / "tools" / "train_adapter.py"
+    return kept(
+        "sql-adapter", train, str(source), installed("peft", "torch", "transformers"), script
+    )
 
 
 # What decides about the files of a model that is built, apart from its plugin.

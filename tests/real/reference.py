@@ -28,21 +28,30 @@ _TEXT = ("class", "exceptions", "execmodel", "import", "with", "specialnames", "
 
 
 class Reference:
-    """The model in float32."""
+    """The model in float32, with an adapter that PEFT has merged into it if one is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, adapter: Path | None = None) -> None:
+        self.folder = folder
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        if adapter:
+            from peft import PeftModel
+
+            self.model = PeftModel.from_pretrained(self.model, str(adapter)).merge_and_unload()
 
     @cached_property
     def answers(self) -> list[str]:
-        """The greedy answers to ``CHATS``, of at most ``TOKENS`` tokens."""
-        chats = [[{"role": "user", "content": chat}] for chat in CHATS]
+        """The greedy answers to ``CHATS``."""
+        return self.answers_to(CHATS)
+
+    def answers_to(self, questions: Sequence[str]) -> list[str]:
+        """Return the greedy answers to questions, of at most ``TOKENS`` tokens."""
+        chats = [[{"role": "user", "content": question}] for question in questions]
         batch: Any = self.tokenizer.apply_chat_template(
             chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
         )
         with torch.inference_mode():
-            ids = self._model.generate(**batch, max_new_tokens=TOKENS, do_sample=False)
+            ids = self.model.generate(**batch, max_new_tokens=TOKENS, do_sample=False)
         answers = ids[:, batch["input_ids"].shape[1] :]
         return [
             str(text) for text in self.tokenizer.batch_decode(answers, skip_special_tokens=True)
@@ -65,6 +74,6 @@ class Reference:
         for chunk in chunks:
             ids = torch.tensor([chunk])
             with torch.inference_mode():
-                loss = self._model(input_ids=ids, labels=ids).loss
+                loss = self.model(input_ids=ids, labels=ids).loss
             losses.append(loss.expand(len(chunk) - 1))
         return float(torch.cat(losses).mean().exp())
