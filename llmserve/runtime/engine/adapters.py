@@ -46,16 +46,12 @@ class Adapters:
 
     def find(self, name: str) -> str:
         """Return the key of a name; refuse one that is not there, or does not fit the model."""
-        try:
-            if not NAME.fullmatch(name):
-                raise FileNotFoundError
-            states = [(self._folder / name / file).stat() for file in (CONFIG, WEIGHTS)]
-        except OSError:
+        key = self._key(name)
+        if not key:
             self._known.pop(name, None)
             raise RequestError(
                 f"the model has no adapter {name[:64]!r}", code="adapter_not_found", param="adapter"
-            ) from None
-        key = "-".join([name, *(f"{s.st_ino}.{s.st_mtime_ns}.{s.st_size}" for s in states)])
+            )
         if self._known.get(name, ("",))[0] != key:
             try:
                 lora = read_lora(self._folder / name)
@@ -73,11 +69,7 @@ class Adapters:
         if key not in self._loaded:
             known, lora = self._known.get(name, ("", None))
             if lora is None or known != key:
-                raise RequestError(
-                    f"the adapter {name!r} was replaced while the request waited: send it again",
-                    code="adapter_not_found",
-                    param="adapter",
-                )
+                raise _replaced(name)
             wanted = self._home.size(lora)
             while self.bytes + wanted > self._budget and self._make_space():
                 pass
@@ -87,6 +79,10 @@ class Adapters:
                 self._home.load(key, lora)
             except LoraError as error:
                 raise _unusable(name, error) from None
+            if self._key(name) != key:
+                # What was read may be another's.
+                self._home.unload(key)
+                raise _replaced(name)
             self._loaded[key] = wanted
         self._loaded.move_to_end(key)
         self._holders[key] = self._holders.get(key, 0) + 1
@@ -97,6 +93,16 @@ class Adapters:
         if not self._holders[key]:
             del self._holders[key]
 
+    def _key(self, name: str) -> str:
+        """Return the key of what a name has on the disk now; empty if that is nothing."""
+        if not NAME.fullmatch(name):
+            return ""
+        try:
+            states = [(self._folder / name / file).stat() for file in (CONFIG, WEIGHTS)]
+        except OSError:
+            return ""
+        return "-".join([name, *(f"{s.st_ino}.{s.st_mtime_ns}.{s.st_size}" for s in states)])
+
     def _make_space(self) -> bool:
         unused = next((key for key in self._loaded if key not in self._holders), None)
         if unused is None:
@@ -104,6 +110,14 @@ class Adapters:
         self._home.unload(unused)
         del self._loaded[unused]
         return True
+
+
+def _replaced(name: str) -> RequestError:
+    return RequestError(
+        f"the adapter {name!r} was replaced while the request waited: send it again",
+        code="adapter_not_found",
+        param="adapter",
+    )
 
 
 def _unusable(name: str, error: LoraError) -> RequestError:

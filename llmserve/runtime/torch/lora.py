@@ -6,7 +6,7 @@ what its own adapter adds because the columns of the others are zeros between th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,11 +62,13 @@ class LoraProducts:
         weights = {}
         try:
             with safe_open(lora.file, "pt") as stored:
-                for name in lora.shapes:
+                for name, (inputs, outputs) in lora.shapes.items():
                     own = self._modules[name].weight
                     pair = []
-                    for kind in "AB":
+                    for kind, shape in (("A", (lora.rank, inputs)), ("B", (outputs, lora.rank))):
                         part = stored.get_tensor(f"base_model.model.{name}.lora_{kind}.weight")
+                        if part.shape != shape:
+                            raise LoraError("was changed while it was read")
                         if not part.is_floating_point() or not part.isfinite().all():
                             raise LoraError(f"has weights of {name} that are no numbers")
                         pair.append(part.to(own.device, own.dtype))
@@ -142,6 +144,16 @@ class LoraProducts:
             yield
         finally:
             self._used = self._others = None
+
+
+def lora_products(location: str, options: Mapping[str, Any]) -> LoraProducts:
+    """Return the products of a model that has shapes and no weights, to check adapters with."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(location, **options)
+        trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
+        return LoraProducts(AutoModelForCausalLM.from_config(config, **trusted))
 
 
 def _shape(module: Any) -> tuple[int, int]:

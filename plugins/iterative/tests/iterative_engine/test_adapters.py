@@ -266,6 +266,65 @@ def test_one_that_is_not_for_the_model_fails_alone(
     assert good.token_ids == expected(home, "llama", "one", tuple(PROMPTS[1]))
 
 
+def _moved(folder: Path, other: Path) -> None:
+    """Replace an adapter as `llmserve adapter` does."""
+    folder.rename(folder.with_name(".old"))
+    shutil.copytree(other, folder)
+
+
+def _overwritten(folder: Path, other: Path) -> None:
+    """Replace an adapter as `cp` does."""
+    for file in other.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+def _half_written(folder: Path, other: Path) -> None:
+    """Stop amid the weights, when the facts are still those of before."""
+    file = folder / "adapter_model.safetensors"
+    content = (other / file.name).read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def _only_weights(folder: Path, other: Path) -> None:
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes((other / file.name).read_bytes())
+
+
+@pytest.mark.parametrize("change", [_moved, _overwritten, _half_written, _only_weights])
+def test_one_that_changes_before_its_turn_fails_alone(
+    change: Callable[[Path, Path], None], home: Path, tmp_path: Path
+) -> None:
+    """What was looked up is another rank's by the time that it is loaded."""
+    for name in ("a", "b"):
+        shutil.copytree(home / "llama" / "one", tmp_path / name)
+    engine = engine_with(tmp_path, "llama")
+    changed, beside = asked(engine, PROMPTS[2], "a"), asked(engine, PROMPTS[2], "b")
+    change(tmp_path / "a", home / "llama" / "wide")
+    ((failed, cause),) = engine.step().failed
+    assert failed is changed
+    assert isinstance(cause, RequestError)
+    assert cause.code in ("adapter_not_found", "adapter_unusable")
+    finish(engine)
+    assert beside.token_ids == expected(home, "llama", "one", tuple(PROMPTS[2]))
+    if change in (_moved, _overwritten):
+        again = asked(engine, PROMPTS[2], "a")
+        finish(engine)
+        assert again.token_ids == expected(home, "llama", "wide", tuple(PROMPTS[2]))
+
+
+def test_one_of_the_same_shapes_that_comes_before_its_turn_is_not_taken_for_it(
+    home: Path, tmp_path: Path
+) -> None:
+    save_adapter(tmp_path / "new", make_model("llama"), targets=TARGETS["llama"], seed=9)
+    shutil.copytree(home / "llama" / "one", tmp_path / "a")
+    engine = engine_with(tmp_path, "llama")
+    asked(engine, PROMPTS[2], "a")
+    _moved(tmp_path / "a", tmp_path / "new")
+    ((_, cause),) = engine.step().failed
+    assert "was replaced while the request waited" in str(cause)
+    assert not engine.busy
+
+
 def test_what_one_makes_infinite_reaches_no_other(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "llama" / "one", tmp_path / "huge")
     file = tmp_path / "huge" / "adapter_model.safetensors"
