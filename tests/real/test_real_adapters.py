@@ -88,7 +88,7 @@ def test_texts_are_those_of_the_merged_model_alone_and_mixed_with_others(
         found = triton.client.generate(
             model, messages=message(question), max_tokens=TOKENS, **chosen
         )
-        return found.text
+        return str(found.text)
 
     for name in NAMES:
         alone = (name, QUESTIONS[0])
