@@ -72,7 +72,7 @@ def read_lora(folder: Path) -> Lora:
             f"has the rank {str(rank)[:40]}, and ranks from 1 to {MAX_RANK} are supported"
         )
     alpha = config.get("lora_alpha", rank)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not _is_finite(alpha):
         raise LoraError(f"has a lora_alpha that is no number: {str(alpha)[:40]!r}")
     file = folder / WEIGHTS
     if not file.is_file():
@@ -81,6 +81,14 @@ def read_lora(folder: Path) -> Lora:
         raise LoraError(f"has no {WEIGHTS}{hint}")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Lora(file, rank, scale, _shapes(file, rank), str(config.get("base_model_name_or_path")))
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # An integer of JSON has any number of digits.
+        return False
 
 
 def _config(path: Path) -> Mapping[str, Any]:

@@ -69,9 +69,11 @@ class LoraProducts:
                         part = stored.get_tensor(f"base_model.model.{name}.lora_{kind}.weight")
                         if part.shape != shape:
                             raise LoraError("was changed while it was read")
-                        if not part.is_floating_point() or not part.isfinite().all():
+                        part = part.to(own.dtype) if part.is_floating_point() else part
+                        scaled = part * lora.scale if kind == "B" else part
+                        if part.dtype != own.dtype or not scaled.isfinite().all():
                             raise LoraError(f"has weights of {name} that are no numbers")
-                        pair.append(part.to(own.device, own.dtype))
+                        pair.append(part.to(own.device))
                     weights[name] = pair[0], pair[1]
         except (OSError, SafetensorError):
             raise LoraError("has files that cannot be read") from None

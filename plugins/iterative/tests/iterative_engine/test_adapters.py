@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from llmserve.runtime import Adapters, Engine, Generation, RequestError
+from llmserve.runtime import Adapters, Engine, Generation, LoraError, RequestError, read_lora
 from llmserve.testing import ByteTokenizer, generation
 from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve.testing.tiny_models import VOCAB, make_model
@@ -244,6 +245,9 @@ def _nan(weights: dict[str, torch.Tensor]) -> None:
         (_nan, {}, "are no numbers"),
         (None, {"r": 10**9}, "ranks from 1 to 512"),
         (None, {"lora_alpha": float("inf")}, "lora_alpha that is no number"),
+        (None, {"lora_alpha": 10**400}, "lora_alpha that is no number"),
+        # Finite by itself, and not as a scale of its weights.
+        (None, {"lora_alpha": 1e300}, "are no numbers"),
         (None, {"use_dora": True}, "has DoRA"),
         (None, {"modules_to_save": ["lm_head"]}, "whole modules"),
         (None, {"peft_type": "IA3"}, "only LORA is supported"),
@@ -339,6 +343,15 @@ def test_one_of_the_same_shapes_that_comes_before_its_turn_is_not_taken_for_it(
     ((_, cause),) = engine.step().failed
     assert "was replaced while the request waited" in str(cause)
     assert not engine.busy
+
+
+def test_what_is_infinite_in_the_models_type_is_no_number(home: Path) -> None:
+    """It would reach the rows of others: 0 times infinity is no number."""
+    runner = make_runner(make_model("llama").half(), 64)
+    lora = read_lora(home / "llama" / "one")
+    runner.adapters.load("fine", lora)
+    with pytest.raises(LoraError, match="are no numbers"):
+        runner.adapters.load("huge", replace(lora, scale=1e6))
 
 
 def test_what_one_makes_infinite_reaches_no_other(home: Path, tmp_path: Path) -> None:
