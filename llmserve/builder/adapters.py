@@ -139,17 +139,9 @@ def _checked(name: str, folder: Path, products: Any, version: Path) -> Iterator[
 
 
 def _products(settings: Mapping[str, Any], version: Path) -> Any:
-    """Return the products of a model that has shapes and no weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from llmserve.runtime.torch.lora import lora_products
 
-    from llmserve.runtime.torch.lora import LoraProducts
-
-    location, options = located(settings, version)
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(location, **options)
-        trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
-        return LoraProducts(AutoModelForCausalLM.from_config(config, **trusted))
+    return lora_products(*located(settings, version))
 
 
 def _other_base(lora: Lora, asked: str) -> str:

@@ -49,6 +49,7 @@ from llmserve.runtime.lora import DEFAULT_ADAPTER_MB as DEFAULT_ADAPTER_MB
 from llmserve.runtime.lora import Lora as Lora
 from llmserve.runtime.lora import LoraError as LoraError
 from llmserve.runtime.lora import adapter_names as adapter_names
+from llmserve.runtime.lora import read_lora as read_lora
 from llmserve.runtime.metrics import Metrics as Metrics
 from llmserve.runtime.protocols import Answer as Answer
 from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingFormatter
@@ -65,3 +66,4 @@ from llmserve.runtime.protocols import strings as strings
 from llmserve.runtime.torch.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
 from llmserve.runtime.torch.linear import speed_up as speed_up
 from llmserve.runtime.torch.lora import LoraProducts as LoraProducts
+from llmserve.runtime.torch.lora import lora_products as lora_products

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llmserve.plugin import (
+    ADAPTER_OPTIONS,
     BuildContext,
     Generator,
     ModelSize,
@@ -41,10 +42,11 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 contract.LOGIT_BIAS,
                 *contract.LOGPROBS,
                 contract.PROMPT_LOGPROBS,
+                contract.ADAPTER,
             ),
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
-            options=OPTIONS,
+            options=(*OPTIONS, *ADAPTER_OPTIONS),
             requires=("llmserve-vllm",),
         )
     ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.runtime import Generation, Progress, RequestError, Tokenizer
+from llmserve.runtime import Adapters, Generation, Progress, RequestError, Tokenizer
 from llmserve_vllm import library
 from llmserve_vllm.load import Model
 from llmserve_vllm.translate import (
     check_constraint,
+    first_line,
     is_repeatable,
     logprobs_of,
     sampling_params,
@@ -28,28 +30,33 @@ class _Running:
     generation: Generation
     known: int
     """How many of the next tokens it has already, from before it came back."""
+    adapter: str
+    """The key of the adapter that it holds, if it has one."""
 
 
 class VllmStepper:
     """Decodes generations with vLLM, which schedules them and chooses their tokens."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, adapters: Adapters) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._adapters = adapters
+        self._held_back: deque[tuple[Generation, str]] = deque()
+        """Those that wait for memory for their adapters, with the keys of these."""
         self._names = itertools.count()
         self._running: dict[str, _Running] = {}
 
     @property
     def busy(self) -> bool:
-        return bool(self._running)
+        return bool(self._running or self._held_back)
 
     @property
     def live(self) -> int:
-        return len(self._running) - self.waiting
+        return len(self._running) + len(self._held_back) - self.waiting
 
     @property
     def waiting(self) -> int:
-        return min(self._model.usage.waiting, len(self._running))
+        return min(self._model.usage.waiting, len(self._running)) + len(self._held_back)
 
     @property
     def cache_used(self) -> int:
@@ -68,8 +75,27 @@ class VllmStepper:
         return self._model.usage.accepted
 
     def admit(self, generation: Generation) -> None:
-        """Pass a generation to vLLM; one that was dropped continues after its last token."""
+        """Pass a generation to vLLM; one that was dropped continues after its last token.
+
+        One waits here while there is no memory for its adapter.
+        """
         check_constraint(generation)
+        name = generation.params.adapter
+        key = self._adapters.find(name) if name else ""
+        if key and (self._held_back or not self._adapters.hold(name or "", key)):
+            self._held_back.append((generation, key))
+        else:
+            self._pass_on(generation, key)
+
+    def _pass_on(self, generation: Generation, key: str) -> None:
+        try:
+            self._add(generation, key)
+        except BaseException:
+            if key:
+                self._adapters.release(key)
+            raise
+
+    def _add(self, generation: Generation, key: str) -> None:
         # One with a seed or a form begins again, with the same tokens. Any other goes on from
         # those that it has, as if they were the prompt's.
         known = len(generation.token_ids) if is_repeatable(generation.params) else 0
@@ -80,12 +106,17 @@ class VllmStepper:
         prompt = generation.prompt_ids + generation.token_ids[:answered]
         name = str(next(self._names))
         try:
-            self._model.engine.add_request(name, library.tokens_input(prompt), params)
+            self._model.engine.add_request(
+                name,
+                library.tokens_input(prompt),
+                params,
+                lora_request=self._model.adapters.request(key) if key else None,
+            )
         except ValueError as error:
-            raise RequestError(f"vLLM refuses the request: {_first_line(error)}") from None
+            raise RequestError(f"vLLM refuses the request: {first_line(error)}") from None
         # From here on, vLLM enforces it.
         generation.constraint = None
-        self._running[name] = _Running(generation, known)
+        self._running[name] = _Running(generation, known, key)
 
     def step(self) -> Progress:
         """Run a step of vLLM's engine, and push what it has chosen.
@@ -94,18 +125,21 @@ class VllmStepper:
         new one.
         """
         started = time.perf_counter()
+        progress = Progress()
+        self._admit_held_back(progress)
         try:
             outputs = self._model.engine.step()
         except Exception:
-            self._running.clear()
+            for name in [*self._running]:
+                self._forget(name)
+            self._held_back.clear()
             self._model.discard()
             raise
-        progress = Progress()
         for output in outputs:
             # One that was dropped may still get a last token.
             if running := self._running.get(output.request_id):
                 if output.finished:
-                    del self._running[output.request_id]
+                    self._forget(output.request_id)
                 try:
                     _push(running, output)
                 except Exception as error:
@@ -121,8 +155,27 @@ class VllmStepper:
         """Abort a generation in vLLM, if it runs there."""
         names = [n for n, running in self._running.items() if running.generation is generation]
         for name in names:
-            del self._running[name]
+            self._forget(name)
             self._model.engine.abort_request([name])
+        waiting = (each for each in self._held_back if each[0] is not generation)
+        self._held_back = deque(waiting)
+
+    def _admit_held_back(self, progress: Progress) -> None:
+        """Pass on those whose adapters find memory now, in the order of their arrival."""
+        while self._held_back:
+            generation, key = self._held_back.popleft()
+            try:
+                if not self._adapters.hold(generation.params.adapter or "", key):
+                    self._held_back.appendleft((generation, key))
+                    return
+                self._pass_on(generation, key)
+            except RequestError as error:
+                progress.failed.append((generation, error))
+
+    def _forget(self, name: str) -> None:
+        running = self._running.pop(name)
+        if running.adapter:
+            self._adapters.release(running.adapter)
 
 
 def _push(running: _Running, output: Any) -> None:
@@ -149,7 +202,3 @@ def _push(running: _Running, output: Any) -> None:
         if answer.finish_reason not in _NATURAL_ENDS:
             raise RuntimeError(f"vLLM ended the request: {answer.finish_reason}")
         generation.end()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

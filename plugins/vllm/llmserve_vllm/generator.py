@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import Generation, Stepper, Tokenizer, located, run_batch
+from llmserve.runtime import (
+    ADAPTERS,
+    DEFAULT_ADAPTER_MB,
+    Adapters,
+    Generation,
+    Stepper,
+    Tokenizer,
+    adapter_names,
+    located,
+    run_batch,
+)
 
 # vLLM is imported when a model is loaded: a build only inspects the class.
 
@@ -15,10 +25,16 @@ class VllmGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from llmserve_vllm.load import Model
 
-        self._model = Model(settings, *located(settings, folder))
+        self._folder, self._settings = folder, settings
+        self._model = Model(settings, *located(settings, folder), folder)
         self._stepper: Stepper | None = None
         self.context_length: int | None = self._model.context_length
         self.eos_ids = self._model.eos_ids
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names that requests may give at the moment."""
+        return adapter_names(self._folder)
 
     @staticmethod
     def environment(settings: Mapping[str, Any], folder: Path) -> Mapping[str, str]:
@@ -46,7 +62,10 @@ class VllmGenerator:
         if self._stepper is None:
             from llmserve_vllm.engine import VllmStepper
 
-            self._stepper = VllmStepper(self._model, tokenizer)
+            # Models that were built before there were adapters have no such setting.
+            budget = self._settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
+            adapters = Adapters(self._folder / ADAPTERS, self._model.adapters, budget)
+            self._stepper = VllmStepper(self._model, tokenizer, adapters)
         return self._stepper
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:

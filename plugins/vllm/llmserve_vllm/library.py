@@ -14,6 +14,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -22,6 +23,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 __all__ = [
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "RequestOutputKind",
     "SamplingParams",
     "StatLoggerBase",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llmserve_vllm import library, workarounds
+from llmserve_vllm.adapters import VllmAdapters, lora_arguments
 
 LOG = logging.getLogger(__name__)
 # On a CPU, vLLM would take nearly all memory for its cache.
@@ -38,10 +40,26 @@ class Model:
     """A model and the engine that it is loaded in; a discarded engine is replaced on next use."""
 
     def __init__(
-        self, settings: Mapping[str, Any], location: str, options: Mapping[str, Any]
+        self,
+        settings: Mapping[str, Any],
+        location: str,
+        options: Mapping[str, Any],
+        version: Path,
     ) -> None:
         _check_device(settings["device"])
-        self._arguments = _arguments(settings, location, options)
+        self._arguments = {
+            **_arguments(settings, location, options),
+            **lora_arguments(version, settings["engine_args"]),
+        }
+        self.adapters = VllmAdapters(
+            lambda: self.engine,
+            # A choice for adapters that there are none of yet is none.
+            self._arguments["max_lora_rank"] if self._arguments.get("enable_lora") else 0,
+            location,
+            options,
+        )
+        if self._arguments.get("enable_lora") and library.current_platform.is_cpu():
+            workarounds.leave_rows_without_adapters()
         self.usage = Usage()
         self._engine: Any = self._load()
         config = self._engine.vllm_config

@@ -34,6 +34,12 @@ ENGINE_OPTIONS = (
            choices=_CHOICES),
     Option("speculative_config", "",
            "How tokens are guessed and checked, as vLLM's JSON object; empty guesses none."),
+    Option("max_loras", 0,
+           "Most adapters in a step; requests of others wait. 0 takes 8. Their memory is taken "
+           "when a model with adapters is loaded.", minimum=0),
+    Option("max_lora_rank", 0,
+           "Highest rank of an adapter; 0 is that of those that the model has when it is loaded, "
+           "and 16 at least.", minimum=0, maximum=512),
     Option("enforce_eager", False, "Compile nothing: starts faster, and computes slower."),
 )  # fmt: skip
 """Options that vLLM's ``EngineArgs`` has by the same name."""
@@ -60,6 +66,8 @@ _TAKEN = {
 }
 """Arguments that are set by an option of the build, with the option."""
 _OURS = {
+    "enable_lora": "it is so for a model that has adapters when it is loaded",
+    "max_cpu_loras": "adapter_mb says how much memory adapters take",
     "skip_tokenizer_init": "constrained answers need vLLM's tokenizer",
     "disable_log_stats": "the metrics are read from vLLM's statistics",
     "logprobs_mode": "log-probabilities are those of the model, before any option of a request",

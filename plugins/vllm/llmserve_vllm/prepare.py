@@ -17,6 +17,7 @@ from llmserve.plugin import (
     allowed,
     check_causal,
     near,
+    place_adapters,
     place_instances,
     tokenizer_files,
     weight_files,
@@ -49,11 +50,14 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     context.container = Container(IMAGE, BROUGHT)
     weights = weight_files(source, pickle=bool(options["pickle"]))
     files = dict.fromkeys([*weights, *tokenizer_files(source)])
+    placed = context.place(files, "model")
+    place_adapters(context, placed)
     return {
-        **context.place(files, "model"),
+        **placed,
         "dtype": _dtype(str(options["dtype"]), source.config()),
         "device": options["device"],
         "engine_args": {**chosen_args(options), **others},
+        "adapter_mb": options["adapter_mb"],
     }
 
 

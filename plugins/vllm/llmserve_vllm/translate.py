@@ -84,6 +84,11 @@ def logprobs_of(chosen: Mapping[int, Any], token: int, count: int) -> Logprob:
     return Logprob(token, chosen[token].logprob, top)
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error of vLLM says to a user."""
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]
+
+
 def _check_ranges(params: Params) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(params, name) or 0

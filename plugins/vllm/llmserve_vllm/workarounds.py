@@ -56,3 +56,24 @@ def compile_nothing() -> None:
     import torch
 
     torch.compiler.set_stance("force_eager")
+
+
+def leave_rows_without_adapters() -> None:
+    """Let rows without an adapter, in a step with others that have one, be the model's own.
+
+    vLLM's products for CPUs take such a row's slot, -1, for the last one, so that it gets what the
+    adapter there adds (seen in 0.32.0; vllm-project/vllm#48421). Can go when the live test of
+    adapters passes without.
+    """
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    shrink = lora_ops.bgmv_shrink
+
+    def shrink_rows(
+        inputs: Any, weights: Any, outputs: Any, slots: Any, scaling: float = 1.0
+    ) -> None:
+        shrink(inputs, weights, outputs, slots, scaling)
+        outputs.masked_fill_((slots < 0).unsqueeze(1), 0)
+
+    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = shrink_rows

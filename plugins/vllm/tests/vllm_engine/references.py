@@ -38,7 +38,7 @@ assert max(map(len, PROMPTS)) + MAX_TOKENS <= CONTEXT
 
 def save_tiny_llama(folder: Path) -> Path:
     """Write the model and a tokenizer with a word for every token, so that texts show tokens."""
-    _tiny_llama().save_pretrained(folder)
+    tiny_llama().save_pretrained(folder)
     words = {f"w{token}": token for token in range(VOCAB)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -57,14 +57,14 @@ def expected(prompt: tuple[int, ...]) -> list[int]:
     """Return the ``MAX_TOKENS`` greedy tokens of ``generate()`` for a prompt alone."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        output = _tiny_llama().generate(
+        output = tiny_llama().generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False
         )
     return [int(token) for token in output[0, len(prompt) :]]
 
 
 @cache
-def _tiny_llama() -> Any:
+def tiny_llama() -> Any:
     model = make_model("llama", **SHAPE)
     # Without an end token, all answers have the same length.
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)

@@ -116,9 +116,17 @@ class RequestOutput:
 
 
 @dataclass
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+
+
+@dataclass
 class _Request:
     prompt: list[int]
     params: SamplingParams
+    lora: LoRARequest | None
     given: int = 0
 
 
@@ -136,6 +144,9 @@ class LLMEngine:
         self.aborted: list[str] = []
         self.fails: Exception | None = None
         self.empty_steps = 0
+        self.loras: dict[int, LoRARequest] = {}
+        self.refuses = ""
+        """The end of the path of an adapter that it refuses, as it does some."""
         self.ends_with: str | None = None
         self.ended = False
         self.engine_core = SimpleNamespace(shutdown=self._shutdown)
@@ -146,10 +157,25 @@ class LLMEngine:
     def from_vllm_config(cls, vllm_config: Any, stat_loggers: list[Any]) -> LLMEngine:
         return cls(vllm_config, stat_loggers)
 
-    def add_request(self, request_id: str, prompt: Mapping[str, Any], params: Any) -> str:
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        if self.refuses and lora_request.lora_path.endswith(self.refuses):
+            raise ValueError("unheard of\nand more")
+        self.loras[lora_request.lora_int_id] = lora_request
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        return self.loras.pop(lora_id, None) is not None
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        params: Any,
+        lora_request: LoRARequest | None = None,
+    ) -> str:
         if params.seed == 13:
             raise ValueError("unlucky\nand more")
-        self.requests[request_id] = _Request(list(prompt["prompt_token_ids"]), params)
+        self.requests[request_id] = _Request(list(prompt["prompt_token_ids"]), params, lora_request)
         return f"{request_id}-internal"
 
     def abort_request(self, request_ids: list[str]) -> None:
@@ -209,6 +235,13 @@ _MODULES: dict[str, dict[str, Any]] = {
     "vllm.engine": {},
     "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
     "vllm.inputs": {"tokens_input": tokens_input},
+    "vllm.lora": {},
+    "vllm.lora.ops": {},
+    "vllm.lora.ops.torch_ops": {},
+    "vllm.lora.ops.torch_ops.lora_ops": {"bgmv_shrink": lambda *_: None},
+    "vllm.lora.punica_wrapper": {},
+    "vllm.lora.punica_wrapper.punica_cpu": {"bgmv_shrink": lambda *_: None},
+    "vllm.lora.request": {"LoRARequest": LoRARequest},
     "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu", is_cpu=lambda: True)},
     "vllm.sampling_params": {
         "RequestOutputKind": RequestOutputKind,

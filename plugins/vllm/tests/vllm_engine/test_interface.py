@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -45,12 +45,16 @@ def test_requests_have_the_same_options() -> None:
 
 def test_the_engine_takes_and_returns_the_same() -> None:
     engine = real("vllm.v1.engine.llm_engine", "LLMEngine")
-    for name in ("add_request", "abort_request", "step", "from_vllm_config"):
+    for name in (
+        "add_request", "abort_request", "add_lora", "remove_lora", "step", "from_vllm_config",
+    ):  # fmt: skip
         ours, theirs = getattr(scripted.LLMEngine, name), getattr(engine, name)
         assert names_of(ours) <= names_of(theirs), name
     for name in ("RequestOutput", "CompletionOutput"):
         fields = {field.name for field in dataclasses.fields(getattr(scripted, name))}
         assert fields <= names_of(real("vllm.outputs", name)), name
+    adapters = {field.name for field in dataclasses.fields(scripted.LoRARequest)}
+    assert adapters <= {*real("vllm.lora.request", "LoRARequest").__struct_fields__}
     logger = real("vllm.v1.metrics.loggers", "StatLoggerBase")
     assert names_of(scripted.StatLoggerBase.record) == names_of(logger.record)
     stats = {
@@ -62,6 +66,12 @@ def test_the_engine_takes_and_returns_the_same() -> None:
     assert {"num_draft_tokens", "num_accepted_tokens"} <= {
         field.name for field in dataclasses.fields(guesses)
     }
+
+
+def test_the_highest_ranks_are_those_that_vllm_takes() -> None:
+    from llmserve_vllm.adapters import RANKS
+
+    assert get_args(real("vllm.config.lora", "MaxLoRARanks")) == RANKS
 
 
 def test_the_options_of_a_build_are_arguments_of_the_engine() -> None:

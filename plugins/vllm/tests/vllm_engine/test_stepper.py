@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,10 +67,15 @@ def test_on_a_cpu_the_cache_is_of_a_few_contexts_unless_the_build_says_otherwise
     from llmserve_vllm.load import Model
 
     options = {"trust_remote_code": False}
-    Model(SETTINGS, "there", options)
+    Model(SETTINGS, "there", options, Path("there"))
     per_token = 2 * 3 * 2 * 8 * 4
     assert engine().vllm_config.cache_config.kv_cache_memory_bytes == 4 * (64 + 16) * per_token
-    Model({**SETTINGS, "engine_args": {"gpu_memory_utilization": 0.5}}, "there", options)
+    Model(
+        {**SETTINGS, "engine_args": {"gpu_memory_utilization": 0.5}},
+        "there",
+        options,
+        Path("there"),
+    )
     assert engine().vllm_config.cache_config.kv_cache_memory_bytes is None
 
 
@@ -79,7 +85,7 @@ def test_a_model_built_for_a_gpu_is_not_loaded_by_a_vllm_for_cpus(
     from llmserve_vllm.load import Model
 
     with pytest.raises(RuntimeError, match="built for cuda, and this vLLM is for cpu"):
-        Model({**SETTINGS, "device": "cuda"}, "there", {"trust_remote_code": False})
+        Model({**SETTINGS, "device": "cuda"}, "there", {"trust_remote_code": False}, Path())
     assert not LLMEngine.made
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.runtime import Generation, Stepper, run_batch
+from llmserve.runtime import Adapters, Generation, Stepper, run_batch
 from llmserve.testing import ByteTokenizer, generation
 
 from .references import MAX_TOKENS, OPTIONS, PROMPTS, expected, save_tiny_llama
@@ -48,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "device": "cpu", "dtype": OPTIONS["dtype"],
             "engine_args": {"enforce_eager": True, **LITTLE_CACHE},
         }  # fmt: skip
-        made = Model(settings, str(folder), {"trust_remote_code": False})
+        made = Model(settings, str(folder), {"trust_remote_code": False}, folder)
         yield made
         made.discard()
 
@@ -57,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def stepper(model: Any) -> Stepper:
     from llmserve_vllm.engine import VllmStepper
 
-    return VllmStepper(model, ByteTokenizer())
+    return VllmStepper(model, ByteTokenizer(), Adapters(Path("adapters"), model.adapters, 1))
 
 
 def test_those_that_vllm_puts_back_into_its_queue_have_the_same_answers(
