@@ -1,5 +1,5 @@
 from llmserve.builder.build import BuildResult as BuildResult
-from llmserve.builder.build import build as build
+from llmserve.builder.fitted import build as build
 from llmserve.client import connect as connect
 from llmserve.client import connect_async as connect_async
 from llmserve.errors import LLMServeError as LLMServeError

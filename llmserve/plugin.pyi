@@ -37,12 +37,12 @@ from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
-from llmserve.builder.programs import NO_MEMORY as NO_MEMORY
-from llmserve.builder.programs import NOT_WRITTEN as NOT_WRITTEN
-from llmserve.builder.programs import PROGRAM_DONE as PROGRAM_DONE
 from llmserve.builder.programs import Ended as Ended
-from llmserve.builder.programs import not_written as not_written
+from llmserve.builder.programs import ending_for_shortage as ending_for_shortage
+from llmserve.builder.programs import refuse_shortage as refuse_shortage
 from llmserve.builder.programs import run_program as run_program
+from llmserve.builder.programs import tell_done as tell_done
+from llmserve.builder.programs import telling as telling
 from llmserve.builder.progress import PartDone as PartDone
 from llmserve.builder.reading import read_object as read_object
 from llmserve.builder.server_file import ServerFile as ServerFile

@@ -14,7 +14,6 @@ from llmserve.builder.client_script import client_script
 from llmserve.builder.context import BuildContext
 from llmserve.builder.ensemble import Assembly
 from llmserve.builder.plan import (
-    DEFAULT_OUTPUT,
     REQUEST_OPTIONS,
     BuildResult,
     BuildSpec,
@@ -51,29 +50,10 @@ from llmserve.repository.wheels import (
 )
 from llmserve.version import __version__
 
-__all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
+__all__ = ["BuildResult", "BuildSpec", "build_spec"]
 
 VERSION_FOLDER = "1"
 SCRATCH = "scratch"
-
-
-def build(
-    plugin: str,
-    model: str,
-    *,
-    name: str | None = None,
-    output: str | Path = DEFAULT_OUTPUT,
-    tokenizer: str | None = None,
-    generator: str | None = None,
-    batching: str | None = None,
-    formatter: str | None = None,
-    force: bool = False,
-    vendor: bool = False,
-    **options: object,
-) -> BuildResult:
-    """Build a model into a repository, as ``llmserve build`` does."""
-    chosen = (tokenizer, generator, batching, formatter)
-    return build_spec(BuildSpec(plugin, model, name, Path(output), *chosen, options, force, vendor))
 
 
 def build_spec(

@@ -4,13 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from llmserve.builder.build import BuildResult, build_spec
 from llmserve.builder.fit import Choice, fit_spec
-from llmserve.builder.plan import BuildSpec
+from llmserve.builder.plan import DEFAULT_OUTPUT, BuildSpec
 from llmserve.builder.progress import Note
 from llmserve.errors import UnservedError
 from llmserve.plugins.registry import Registry
+
+
+def build(
+    plugin: str,
+    model: str,
+    *,
+    name: str | None = None,
+    output: str | Path = DEFAULT_OUTPUT,
+    tokenizer: str | None = None,
+    generator: str | None = None,
+    batching: str | None = None,
+    formatter: str | None = None,
+    force: bool = False,
+    vendor: bool = False,
+    fit: bool | None = None,
+    **options: object,
+) -> BuildResult:
+    """Build a model into a repository, as ``llmserve build`` does.
+
+    What does not fit into this machine is refused before it is begun. With ``fit``, options are
+    changed so that it fits; with ``fit=False``, it is tried as it is.
+    """
+    chosen = (tokenizer, generator, batching, formatter)
+    spec = BuildSpec(plugin, model, name, Path(output), *chosen, options, force, vendor)
+    change = None if fit is False else bool(fit)
+    registry = Registry.load()
+    return build_fitted(spec, registry, serves=False, change=change, report=lambda _: None)[1]
 
 
 def build_fitted(

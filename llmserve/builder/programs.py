@@ -1,13 +1,19 @@
-"""Runs a part of a build as a program of its own, whose memory is freed when it ends."""
+"""Runs a part of a build as a program of its own, whose memory is freed when it ends.
+
+What such a program tells the build, it tells with the functions at the end.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +95,21 @@ def run_program(
     return Ended(process.returncode, last)
 
 
-def not_written(ended: Ended, folder: Path) -> OutputError:
-    """Return the error for a program that has ended with ``NOT_WRITTEN``."""
+def refuse_shortage(ended: Ended, folder: Path, words: str) -> None:
+    """Raise what a program has ended for if it had too little memory, or space in a folder.
+
+    ``words`` say what it did.
+    """
+    if ended.code == NOT_WRITTEN:
+        raise _not_written(ended, folder)
+    if ended.code == NO_MEMORY:
+        raise ShortageError(
+            f"{words} takes more memory than it may have: {ended.reason}",
+            hint="raise the limit, or end other programs",
+        )
+
+
+def _not_written(ended: Ended, folder: Path) -> OutputError:
     free = shutil.disk_usage(folder).free
     # A library's own words say nothing of that.
     why = "the disk is full" if free < _FULL else ended.reason
@@ -98,3 +117,32 @@ def not_written(ended: Ended, folder: Path) -> OutputError:
         f"the converted model cannot be written, with {free / 1e6:.0f} MB free: {why}",
         hint="make some space, or build to another disk",
     )
+
+
+def tell_done(share: float) -> None:
+    """Tell the build how much is done. Libraries print here as well."""
+    sys.stdout.write(f"\n{PROGRAM_DONE}{min(share, 1):.3f}\n")
+    sys.stdout.flush()
+
+
+def telling(first: float, last: float) -> Callable[[float], None]:
+    """Return what tells the build how much is done of what takes it from one share to another."""
+    return lambda share: tell_done(first + share * (last - first))
+
+
+@contextmanager
+def ending_for_shortage(*, writes: bool = False) -> Iterator[None]:
+    """End this program so that the build knows what there was too little of.
+
+    Where it ``writes``, what OpenVINO raises does not say that the disk is full.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        sys.stderr.write(f"{error or 'out of memory'}\n")
+        sys.exit(NO_MEMORY)
+    except (OSError, RuntimeError) as error:
+        if not writes:
+            raise
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NO_MEMORY if getattr(error, "errno", None) == errno.ENOMEM else NOT_WRITTEN)

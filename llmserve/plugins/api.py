@@ -34,6 +34,7 @@ MODULES = (
     "llmserve.contract.container",
     "llmserve.contract.failures",
     "llmserve.errors",
+    "llmserve.graphs",
     "llmserve.plugin",
     "llmserve.runtime",
     "llmserve.runtime.causal",

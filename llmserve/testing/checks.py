@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import pytest
 
-from llmserve.builder.build import BuildResult, build
+from llmserve.builder.build import BuildResult
+from llmserve.builder.fitted import build
 from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import ROLES

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from llmserve.builder.build import build
+from llmserve.builder.fitted import build
 from llmserve.testing.orders import Orders
 
 if TYPE_CHECKING:

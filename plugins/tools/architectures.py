@@ -131,10 +131,10 @@ def tried(kind: str) -> Iterator[dict[str, str]]:
     """Yield how far each plugin computes a kind of model, or why it does not; the last is whole."""
     import torch
 
+    from llmserve.graphs import StoredWeights
     from llmserve.runtime.causal import pages_of, random_texts
     from llmserve_iterative.runner import make_runner
     from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
-    from llmserve_openvino.stored import StoredWeights
     from llmserve_openvino.trace import convert
 
     model = small_model(kind)

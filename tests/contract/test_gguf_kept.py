@@ -15,11 +15,12 @@ from llmserve.builder.build import build_spec
 from llmserve.builder.gguf.convert import convert as convert_file
 from llmserve.builder.plan import BuildSpec
 from llmserve.errors import ModelSourceError
+from llmserve.graphs.layers import parts
+from llmserve.graphs.scratch import Scratch
+from llmserve.graphs.stored import StoredWeights
 from llmserve.plugin import KeptWeights
-from llmserve_openvino.compare import difference, parts
+from llmserve_openvino.compare import difference
 from llmserve_openvino.gguf_weights import load_kept
-from llmserve_openvino.scratch import Scratch
-from llmserve_openvino.stored import StoredWeights
 from llmserve_openvino.trace import convert
 from tests.gguf_files import FAMILIES, write_model
 

@@ -21,7 +21,7 @@ from llmserve.builder.gguf.header import GgufHeader, read_header
 from llmserve.builder.gguf.keep import NOT_WEIGHTS, Unknown, write_kept
 from llmserve.builder.gguf.rope import rope_parameters
 from llmserve.builder.gguf.workarounds import is_full, remembered
-from llmserve.builder.programs import PROGRAM_DONE
+from llmserve.builder.programs import tell_done
 
 RESULT = "conversion.json"
 """What the build needs to know; beside the model, in the same folder."""
@@ -142,7 +142,7 @@ def telling(count: int) -> Iterator[None]:
     original, done = gguf.dequantize, itertools.count(1)
 
     def dequantize(*args: Any, **options: Any) -> Any:
-        tell(next(done) / count * _READING)
+        tell_done(next(done) / count * _READING)
         return original(*args, **options)
 
     gguf.dequantize = dequantize
@@ -150,12 +150,6 @@ def telling(count: int) -> Iterator[None]:
         yield
     finally:
         gguf.dequantize = original
-
-
-def tell(share: float) -> None:
-    # Libraries print here as well.
-    sys.stdout.write(f"\n{PROGRAM_DONE}{min(share, 1):.3f}\n")
-    sys.stdout.flush()
 
 
 def check_types(header: GgufHeader) -> None:

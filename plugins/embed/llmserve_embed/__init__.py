@@ -53,8 +53,9 @@ _OPENVINO = (
     Option(
         "weight_format",
         "auto",
-        "How weights are stored when a model is converted: as they are, or in int8.",
-        choices=("auto", "int8"),
+        "How weights are stored when a model is converted. auto changes none: those that are exact "
+        "in 16 bits are stored in 16 bits.",
+        choices=("auto", "fp32", "fp16", "bf16", "int8"),
     ),
     Option(
         "dynamic_quantization",

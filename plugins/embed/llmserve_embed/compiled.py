@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.graphs import openvino as ov
 from llmserve.runtime import contract
 from llmserve_embed.inputs import INPUTS
-from llmserve_embed.library import openvino as ov
 
 LOG = logging.getLogger(__name__)
 MODEL = "openvino_model.xml"

@@ -1,6 +1,6 @@
 """Converts a transformers model to OpenVINO's form: from padded ids to states or to logits.
 
-It runs as a program of its own, because it takes several times the model's memory, and prints a lot
+It runs as a program of its own, whose memory is freed when it ends, and because it prints a lot
 that is of no use as long as it succeeds.
 """
 
@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
-from llmserve.plugin import NOT_WRITTEN, PROGRAM_DONE
+from llmserve.graphs import TOKENS, StoredWeights, WeightFormat, load, parts, write
+from llmserve.graphs import openvino as ov
+from llmserve.plugin import ending_for_shortage, tell_done, telling
 from llmserve_embed.compiled import MODEL, compiled
 from llmserve_embed.inputs import INPUTS
-from llmserve_embed.library import openvino as ov
 from llmserve_embed.network import reads_segments
 
 _TOLERANCE = 1e-3
-_READ, _TRACED, _COMPARED = 0.2, 0.5, 0.7
-"""The shares of the time after which a model is read, traced and compared."""
+_READ, _COMPARED = 0.1, 0.6
+"""The shares of the time after which a model is read, and traced and compared."""
+_FIRST = 11
+"""Ids below this exist in every vocabulary, also where only its first tokens are compared."""
 _OUTPUTS = {"AutoModel": "last_hidden_state"}
 
 
@@ -45,15 +47,15 @@ class Traced(torch.nn.Module):
         return output
 
 
-def convert(model: Traced, padding: int) -> Any:
-    """Return the model in OpenVINO's form; its output is the first."""
+def convert(model: Traced, stored: StoredWeights, padding: int) -> Any:
+    """Return the model in OpenVINO's form; its output is the first.
+
+    Its weights are those of the model, which has to be kept for as long.
+    """
     # With padding, so that no mask is left out because it masks nothing.
     example = tuple(map(torch.from_numpy, _rows([5, 3], padding)[: len(model.names)]))
-    with torch.no_grad():
-        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
-            model, example, check_trace=False
-        )
-    converted = ov.convert_model(traced, example_input=example)
+    with torch.inference_mode(), stored.extensions() as extensions:
+        converted = ov.convert_model(model, example_input=example, extension=extensions)
     for port, name in zip(converted.inputs, model.names, strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)
@@ -62,14 +64,14 @@ def convert(model: Traced, padding: int) -> Any:
     return converted
 
 
-def check(model: Traced, converted: Any, padding: int) -> float:
+def check(model: Traced, stored: StoredWeights, converted: Any, padding: int) -> float:
     """Return by how much the converted model differs from the model, as a share of its largest."""
     request = compiled(converted, {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     worst = 0.0
     # Other shapes than the traced one, and a text alone.
     for lengths in ([7, 2, 4], [9], [1, 8]):
         rows = dict(zip(model.names, _rows(lengths, padding), strict=False))
-        with torch.inference_mode():
+        with torch.inference_mode(), stored.computing():
             expected = model(*map(torch.from_numpy, rows.values())).numpy()
         request.infer(rows)
         found = request.get_output_tensor(0).data
@@ -77,6 +79,8 @@ def check(model: Traced, converted: Any, padding: int) -> float:
             return float("inf")
         counted = rows["attention_mask"] == 1 if expected.ndim == 3 else ...
         difference = np.abs(found - expected)[counted].max()
+        if not np.isfinite(difference):
+            return float("inf")
         worst = max(worst, float(difference / max(np.abs(expected[counted]).max(), 1e-6)))
     return worst
 
@@ -84,56 +88,49 @@ def check(model: Traced, converted: Any, padding: int) -> float:
 def _rows(lengths: list[int], padding: int) -> tuple[Any, Any, Any]:
     """Return ids, mask and segments of rows of such lengths."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    # Low ids exist in every vocabulary.
-    ids = np.arange(mask.size).reshape(mask.shape) % 11
+    ids = np.arange(mask.size).reshape(mask.shape) % _FIRST
     ids += ids >= padding
     return np.where(mask, ids, padding), mask, np.zeros_like(mask)
 
 
-def main(source: str, target: Path, settings: dict[str, Any]) -> None:
-    """Write the converted model."""
-    loader = settings["loader"]
-    model = (
-        getattr(transformers, loader)
-        .from_pretrained(
-            source,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=None if settings["pickle"] else True,
-            trust_remote_code=settings["trust_remote_code"],
-            local_files_only=True,
-        )
-        .eval()
+def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
+    """Write the converted model, which is compared with the original before."""
+    loader, padding = settings["loader"], int(settings["padding"])
+    model = load(
+        source,
+        loader=loader,
+        attention="sdpa",
+        pickle=settings["pickle"],
+        trust_remote_code=settings["trust_remote_code"],
     )
-    _tell(_READ)
-    padding = settings["padding"]
+    stored = StoredWeights(model)
+    traced = Traced(model, _OUTPUTS.get(loader, "logits"))
+    tell_done(_READ)
+    tell, differences = telling(_READ, _COMPARED), []
+    for share in parts(model, stored):
+        # A part has the first tokens alone.
+        within = padding if padding < TOKENS else 0
+        _pad_with(model, within)
+        part = convert(traced, stored, within)
+        differences.append(check(traced, stored, part, within))
+        tell(share)
+    _pad_with(model, padding)
+    converted = convert(traced, stored, padding)
+    if not differences:
+        differences.append(check(traced, stored, converted, padding))
+    if not max(differences) < _TOLERANCE:
+        raise SystemExit(f"OpenVINO's values differ from the model's own by {max(differences):.2g}")
+    tell_done(_COMPARED)
+    chosen = WeightFormat(settings["weight_format"])
+    with ending_for_shortage(writes=True):
+        write(converted, target / MODEL, chosen, tell=telling(_COMPARED, 1))
+
+
+def _pad_with(model: Any, padding: int) -> None:
     # A decoder with a head finds a row's last token by it.
     model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-    traced = Traced(model, _OUTPUTS.get(loader, "logits"))
-    converted = convert(traced, padding)
-    _tell(_TRACED)
-    difference = check(traced, converted, padding)
-    if not difference < _TOLERANCE:
-        raise SystemExit(f"OpenVINO's values differ from the model's own by {difference:.2g}")
-    _tell(_COMPARED)
-    if settings["weight_format"] == "int8":
-        import nncf
-
-        converted = nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        ov.save_model(converted, str(target / MODEL), compress_to_fp16=False)
-    except (OSError, RuntimeError) as error:
-        # What it raises on a full disk does not say so.
-        sys.stderr.write(f"{error}\n")
-        sys.exit(NOT_WRITTEN)
-
-
-def _tell(share: float) -> None:
-    """Tell the build how much is done. Libraries print here as well."""
-    sys.stdout.write(f"\n{PROGRAM_DONE}{share:.2f}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
+    with ending_for_shortage():
+        main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

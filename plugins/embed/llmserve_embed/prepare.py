@@ -5,27 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import (
-    NOT_WRITTEN,
     BuildContext,
     ModelKind,
     ModelSource,
     ModelSourceError,
     OptionError,
-    PluginError,
     allowed,
     check_kind,
     encoder_layout,
-    install_command,
     max_length,
-    not_written,
     place_instances,
     place_model,
     read_object,
+    refuse_shortage,
     run_program,
 )
 from llmserve_embed.files import brought
@@ -176,24 +172,19 @@ def _convert(context: BuildContext, settings: Mapping[str, Any]) -> None:
             hint="if it has them in ONNX's or OpenVINO's form, name the file, such as --set "
             "file=onnx/model.onnx",
         )
-    if options["weight_format"] == "int8" and find_spec("nncf") is None:
-        raise PluginError(
-            "weight_format=int8 needs the package nncf",
-            hint=install_command("llmserve-embed[compress]"),
-        )
     chosen = {n: options[n] for n in ("weight_format", "pickle", "trust_remote_code")}
     # Beside a bar, a whole path would leave no room for it.
     name = Path(source.asked).name if Path(source.asked).exists() else source.asked
+    words = f"converting {name} to OpenVINO"
     ended = run_program(
         [
             *(sys.executable, "-m", "llmserve_embed.convert"),
             *(str(source.path), str(context.folder / _FOLDER), json.dumps({**chosen, **settings})),
         ],
-        words=f"converting {name} to OpenVINO",
+        words=words,
         report=context.report,
     )
-    if ended.code == NOT_WRITTEN:
-        raise not_written(ended, context.folder)
+    refuse_shortage(ended, context.folder, words)
     if ended.code:
         generator = "encoder" if "pooling" in options else "classifier"
         raise ModelSourceError(

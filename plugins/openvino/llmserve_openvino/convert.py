@@ -9,24 +9,28 @@ is useless as long as it succeeds.
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
-from llmserve.plugin import NO_MEMORY, NOT_WRITTEN, PROGRAM_DONE, KeptWeights, UnservedError
-from llmserve_openvino.compare import LENGTHS, difference, parts
-from llmserve_openvino.formats import write
+from llmserve.graphs import (
+    Importance,
+    PackedWeight,
+    Scratch,
+    StoredWeights,
+    WeightFormat,
+    load,
+    parts,
+    write,
+)
+from llmserve.plugin import KeptWeights, UnservedError, ending_for_shortage, tell_done, telling
+from llmserve_openvino.compare import LENGTHS, difference
 from llmserve_openvino.gguf_weights import load_kept
-from llmserve_openvino.importance import Importance, importance
-from llmserve_openvino.packed import PackedWeight
-from llmserve_openvino.scratch import Scratch
-from llmserve_openvino.stored import StoredWeights, load, read_config
+from llmserve_openvino.importance import importance
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import DIFFERS, TOLERANCE, Trial, try_small
 
@@ -41,28 +45,31 @@ what counts most in it is known."""
 def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and next to it the facts that the build needs."""
     target.mkdir(parents=True, exist_ok=True)
-    trial = try_small(read_config(source, settings))
+    trusted = bool(settings["trust_remote_code"])
+    trial = try_small(
+        AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
+    )
     with Scratch(target) as scratch:
         packed: dict[torch.nn.Module, PackedWeight] = {}
         if settings["in_gguf"]:
-            with _writing():
+            with ending_for_shortage(writes=True):
                 model, packed = load_kept(source, KeptWeights.read(source), scratch)
         else:
-            model = load(source, settings)
+            model = load(source, pickle=settings["pickle"], trust_remote_code=trusted)
         _convert(model, StoredWeights(model, packed, folder=target), target, settings, trial)
 
 
 def _convert(
     model: Any, stored: StoredWeights, target: Path, settings: dict[str, Any], trial: Trial
 ) -> None:
-    _tell(_READ)
+    tell_done(_READ)
     lengths = [min(length, trial.served or length) for length in LENGTHS]
     differences, done = [], _READ
     for share in parts(model, stored):
         before, done = done, _READ + share * (_COMPARING - _READ)
         try:
             part = convert(model, stored)
-            differences.append(difference(model, stored, part, _telling(before, done), lengths))
+            differences.append(difference(model, stored, part, telling(before, done), lengths))
         except MemoryError:
             raise
         except Exception:
@@ -72,47 +79,26 @@ def _convert(
             differences.append(0.0)
     converted = convert(model, stored)
     if not differences:
-        tell = _telling(_TRACED, _COMPARING)
+        tell = telling(_TRACED, _COMPARING)
         differences.append(difference(model, stored, converted, tell, lengths))
     if max(differences) > TOLERANCE:
         raise UnservedError(DIFFERS.format(max(differences)))
     important: Importance = {}
     if settings["weight_format"] == "int4":
-        important = importance(model, stored, _telling(_COMPARING, _WEIGHED))
+        important = importance(model, stored, telling(_COMPARING, _WEIGHED))
+    chosen = WeightFormat(
+        settings["weight_format"], int(settings["int4_group"]), float(settings["int4_ratio"])
+    )
     done = _WEIGHED if important else _COMPARING
-    with _writing():
-        write(converted, target / MODEL, settings, important, _telling(done, 1))
+    with ending_for_shortage(writes=True):
+        write(converted, target / MODEL, chosen, important, telling(done, 1))
     (target / "facts.json").write_text(json.dumps({"served": trial.served}), encoding="utf-8")
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    """Tell the build that a file could not be written."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        # What OpenVINO raises on a full disk does not say so.
-        sys.stderr.write(f"{error}\n")
-        sys.exit(NO_MEMORY if getattr(error, "errno", None) == errno.ENOMEM else NOT_WRITTEN)
-
-
-def _telling(first: float, last: float) -> Callable[[float], None]:
-    """Return what tells the build how much is done of what takes it from one share to another."""
-    return lambda share: _tell(first + share * (last - first))
-
-
-def _tell(share: float) -> None:
-    """Tell the build how much is done. Libraries print here as well."""
-    sys.stdout.write(f"\n{PROGRAM_DONE}{share:.3f}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
-    except MemoryError as error:
-        sys.stderr.write(f"{error or 'out of memory'}\n")
-        sys.exit(NO_MEMORY)
+        with ending_for_shortage():
+            main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
     except UnservedError as error:
         sys.stderr.write(f"{error.problem}\n")
         sys.exit(UNSERVED)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmserve.graphs import openvino
 from llmserve.runtime import (
     DraftModel,
     Engine,
@@ -18,7 +19,6 @@ from llmserve.runtime import (
     contract,
     run_batch,
 )
-from llmserve_openvino.library import openvino
 from llmserve_openvino.runner import OpenVinoRunner
 
 LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve_openvino.packed import PackedWeight, packed
+from llmserve.graphs import PackedWeight, packed
 
 Blocks = NDArray[np.uint8]
 """The blocks of some rows: rows, blocks of a row, bytes of a block."""

@@ -13,11 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from llmserve.graphs import PackedWeight, Scratch, is_readable, without_parameters
 from llmserve.plugin import KeptWeight, KeptWeights
 from llmserve_openvino.gguf_blocks import NoNumbers, packed_rows
-from llmserve_openvino.packed import PackedWeight
-from llmserve_openvino.scratch import Scratch
-from llmserve_openvino.stored import is_readable, without_parameters
 
 # How many numbers are put into another order at a time.
 _PIECE = 1 << 23

@@ -6,15 +6,13 @@ tokens by chance do nearly as well as a text. An error of their weights changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from llmserve_openvino.stored import StoredWeights
+from llmserve.graphs import Importance, StoredWeights
 
-Importance: TypeAlias = Mapping[int, torch.Tensor]
-"""By the address of a product's weight, the mean square of each of its inputs."""
 _ROWS, _LENGTH = 3, 256
 
 

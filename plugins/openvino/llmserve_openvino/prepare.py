@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmserve.plugin import (
-    NO_MEMORY,
-    NOT_WRITTEN,
     BuildContext,
     ModelSourceError,
     OptionError,
-    ShortageError,
     UnservedError,
     allowed,
     check_causal,
     draft_context,
     has_kept_weights,
-    not_written,
     place_instances,
+    refuse_shortage,
     run_program,
 )
 from llmserve.runtime.causal import original_length
@@ -109,7 +106,7 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
 
 def _check_attention(model: Path) -> None:
     """Refuse a model that its runner could not load; the weights are only mapped."""
-    from llmserve_openvino.library import openvino
+    from llmserve.graphs import openvino
     from llmserve_openvino.runner import paged
 
     try:
@@ -136,20 +133,14 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
     source = context.source
     # Beside a bar, a whole path would leave no room for it.
     name = Path(source.asked).name if Path(source.asked).exists() else source.asked
+    words = f"converting {name} to OpenVINO"
     command = [sys.executable, "-m", "llmserve_openvino.convert"]
     ended = run_program(
         [*command, str(source.path), str(target), json.dumps(settings)],
-        words=f"converting {name} to OpenVINO",
+        words=words,
         report=context.report,
     )
-    if ended.code == NOT_WRITTEN:
-        raise not_written(ended, context.folder)
-    if ended.code == NO_MEMORY:
-        raise ShortageError(
-            f"converting {source.asked} to OpenVINO takes more memory than it may have: "
-            f"{ended.reason}",
-            hint="raise the limit, or end other programs",
-        )
+    refuse_shortage(ended, context.folder, words)
     if ended.code == _UNSERVED:
         raise UnservedError(f"openvino cannot serve {source.asked}: it {ended.reason}")
     if ended.code:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from llmserve.graphs import openvino as ov
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, memory
-from llmserve_openvino.library import openvino as ov
 from llmserve_openvino.mapping import release
 from llmserve_openvino.workarounds import keep_halves, use_paged_attention
 

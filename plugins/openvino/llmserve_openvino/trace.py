@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from llmserve.graphs import StoredWeights
+from llmserve.graphs import openvino as ov
 from llmserve.plugin import UnservedError
 from llmserve_openvino.attention import STATE, Attention, Past, replaced
-from llmserve_openvino.library import openvino as ov
-from llmserve_openvino.stored import StoredWeights
 
 
 class Step(torch.nn.Module):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from llmserve.graphs import StoredWeights
 from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime.causal import NEAR, original_length, small_model
 from llmserve_openvino.compare import LENGTHS, difference, window
-from llmserve_openvino.stored import StoredWeights
 from llmserve_openvino.trace import convert
 
 TOLERANCE = 0.02

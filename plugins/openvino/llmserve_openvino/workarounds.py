@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmserve_openvino.library import openvino as ov
+from llmserve.graphs import openvino as ov
 
 _READERS = {"MatMul", "Gather"}
 """What reads the weights that are large: products, and the table of tokens."""

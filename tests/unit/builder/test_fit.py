@@ -118,6 +118,16 @@ def test_weights_for_another_program_are_not_counted(small: Path) -> None:
     assert size_of(str(small)) == size
 
 
+def test_a_build_from_python_is_refused_as_the_command_refuses_it(
+    small: Path, left: Any, tmp_path: Path
+) -> None:
+    left(free=10**6)
+    for fit in (None, True):
+        with pytest.raises(ShortageError, match=r"building it needs .* and 1 MB are free"):
+            llmserve.build("openvino", str(small), output=tmp_path / "repository", fit=fit)
+    assert not (tmp_path / "repository").exists()
+
+
 def test_what_quantized_weights_take_is_not_known(small: Path, left: Any) -> None:
     edit_json(small / "config.json", quantization_config={"quant_method": "fp8"})
     assert size_of(str(small)) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers import (
 import llmserve
 from llmserve import BuildResult
 from llmserve.errors import LLMServeError, OutputError
+from llmserve.graphs import parts
 from llmserve.plugin import Ended, ModelSource, max_length
 from llmserve.runtime import Generation, Params, TransformersTokenizer
 from llmserve.runtime.answer.reading import encode
@@ -87,11 +89,13 @@ def pooled(folder: Path, text: str, pooling: str) -> Any:
     }[pooling]().numpy()
 
 
-def converted(model: Path, target: Path, loader: str, pooling: str | None, padding: int) -> Any:
+def converted(
+    model: Path, target: Path, loader: str, pooling: str | None, padding: int, form: str = "auto"
+) -> Any:
     """Return an engine of OpenVINO; a build would convert in a process of its own."""
     if not target.is_dir():
-        convert.main(str(model), target, {
-            "loader": loader, "padding": padding, "weight_format": "auto", "pickle": False,
+        convert.main(model, target, {
+            "loader": loader, "padding": padding, "weight_format": form, "pickle": False,
             "trust_remote_code": False,
         })  # fmt: skip
     network = OpenVinoNetwork(
@@ -112,6 +116,41 @@ def test_vectors_equal_those_of_transformers(tmp_path: Path, family: str) -> Non
             for text, vector in zip(TEXTS, found, strict=True):
                 np.testing.assert_allclose(vector, pooled(model, text, pooling), atol=1e-5)
                 np.testing.assert_allclose(values(each, tokenizer, [text])[0], vector, atol=1e-5)
+
+
+@pytest.mark.parametrize(("form", "width", "near"), [("int8", 1, 0.02), ("bf16", 2, 0.02)])
+def test_weights_are_stored_in_the_requested_format(
+    tmp_path: Path, form: str, width: int, near: float
+) -> None:
+    model = save_encoder(tmp_path / "model")
+    engine = converted(model, tmp_path / "ov", "AutoModel", "mean", 0, form)
+    found, expected = values_of_ids(engine, [[5, 6, 7, 8]])[0], AutoModel.from_pretrained(model)
+    with torch.inference_mode():
+        states = expected(torch.tensor([[5, 6, 7, 8]])).last_hidden_state[0].mean(0).numpy()
+    assert 0 < np.abs(found - states).max() < near * np.abs(states).max()
+    stored = (tmp_path / "ov" / "openvino_model.bin").stat().st_size
+    assert stored < (width + 1) * sum(weight.numel() for weight in expected.parameters())
+
+
+def test_a_large_model_is_compared_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, checked = save_encoder(tmp_path / "model", "roberta"), []
+    check = convert.check
+
+    def noted(*given: Any) -> float:
+        checked.append(check(*given))
+        return checked[-1]
+
+    monkeypatch.setattr(convert, "check", noted)
+    monkeypatch.setattr(convert, "parts", partial(parts, limit=1))
+    engine = converted(model, tmp_path / "ov", "AutoModel", "mean", 1)
+    assert len(checked) == 2
+    assert max(checked) < 1e-5
+    tokens = AutoTokenizer.from_pretrained(model)(["some words"], truncation=False)["input_ids"]
+    np.testing.assert_allclose(
+        values_of_ids(engine, tokens)[0], pooled(model, "some words", "mean"), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -222,7 +261,7 @@ def test_a_full_disk_is_no_fault_of_the_model(
         left = SimpleNamespace(free=free)
         monkeypatch.setattr("llmserve.builder.programs.shutil.disk_usage", lambda _: left)
         with pytest.raises(SystemExit) as ended:
-            convert.main(command[-3], Path(command[-2]), json.loads(command[-1]))
+            convert.main(Path(command[-3]), Path(command[-2]), json.loads(command[-1]))
         return Ended(int(str(ended.value.code)), "iostream error")
 
     monkeypatch.setattr("llmserve_embed.convert.ov.save_model", full)

@@ -93,7 +93,7 @@ def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
 
 
 def test_a_converted_model_without_attention_is_refused(converted: Path, tmp_path: Path) -> None:
-    from llmserve_openvino.library import openvino
+    from llmserve.graphs.library import openvino
 
     model = Path(shutil.copytree(converted, tmp_path / "model"))
     ops = openvino.opset13

@@ -12,14 +12,15 @@ import pytest
 import torch
 import transformers
 
+from llmserve.graphs.layers import parts
+from llmserve.graphs.stored import StoredWeights
 from llmserve.plugin import UnservedError
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
-from llmserve_openvino.compare import difference, parts
+from llmserve_openvino.compare import difference
 from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
-from llmserve_openvino.stored import StoredWeights
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import Trial, try_small
 

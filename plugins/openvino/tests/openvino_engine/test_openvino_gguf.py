@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmserve.graphs.scratch import Scratch
 from llmserve.plugin import ModelSource, has_kept_weights
 from llmserve_openvino.gguf_blocks import READ, NoNumbers, packed_rows
-from llmserve_openvino.scratch import Scratch
 
 NEAR = ("Q5_1", "Q5_K")
 """Those with finer steps for a whole zero point; all others are exact but for float16's digits."""

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from llmserve.testing.tiny_models import make_model
-from llmserve_openvino.compare import difference, parts
-from llmserve_openvino.library import openvino as ov
-from llmserve_openvino.packed import (
+from llmserve.graphs.layers import parts
+from llmserve.graphs.library import openvino as ov
+from llmserve.graphs.packed_weight import (
     Kind,
     PackedWeight,
     packed,
@@ -19,7 +18,9 @@ from llmserve_openvino.packed import (
     table_weight,
     unpacked,
 )
-from llmserve_openvino.stored import StoredWeights, is_readable
+from llmserve.graphs.stored import StoredWeights, is_readable
+from llmserve.testing.tiny_models import make_model
+from llmserve_openvino.compare import difference
 from llmserve_openvino.trace import convert
 
 KINDS: tuple[Kind, ...] = ("u4", "u8", "i8")

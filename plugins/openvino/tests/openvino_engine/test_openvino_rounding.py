@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import llmserve_openvino.formats as formats
+import llmserve.graphs.formats as formats
+from llmserve.graphs.library import openvino as ov
+from llmserve.graphs.packed_weight import Kind, unpacked
+from llmserve.graphs.rounding import rounded, whole_group
+from llmserve.graphs.stored import StoredWeights
 from llmserve.plugin import UnservedError
 from llmserve.testing.tiny_models import make_model
 from llmserve_openvino.importance import importance
-from llmserve_openvino.library import openvino as ov
-from llmserve_openvino.packed import Kind, unpacked
-from llmserve_openvino.rounding import rounded, whole_group
-from llmserve_openvino.stored import StoredWeights
 from llmserve_openvino.trace import convert
 
 
@@ -120,11 +120,11 @@ def written(family: str, tmp_path: Any, **options: Any) -> tuple[Any, Any, list[
     model = make_model(family).requires_grad_(False)
     model.set_attn_implementation("sdpa")
     stored = StoredWeights(model)
-    settings = {"weight_format": "int4", "int4_group": 32, "int4_ratio": 1.0, **options}
+    chosen = formats.WeightFormat(**{"name": "int4", "group": 32, **options})
     shares: list[float] = []
     path = tmp_path / "model.xml"
     important = importance(model, stored)
-    formats.write(convert(model, stored), path, settings, important, shares.append)
+    formats.write(convert(model, stored), path, chosen, important, shares.append)
     return ov.Core().read_model(path), model, shares
 
 
@@ -153,8 +153,7 @@ def test_the_ends_are_in_8_bits_and_the_middle_in_4(family: str, tmp_path: Any) 
 @pytest.mark.filterwarnings("ignore")
 def test_narrowing_products_stay_in_8_bits_up_to_a_share(tmp_path: Any) -> None:
     counts = [
-        types(written("llama", tmp_path, int4_ratio=ratio)[0]).count("u4")
-        for ratio in (1.0, 0.68, 0.0)
+        types(written("llama", tmp_path, share=ratio)[0]).count("u4") for ratio in (1.0, 0.68, 0.0)
     ]
     assert counts[0] > counts[1] > counts[2] == 0
 
@@ -163,7 +162,7 @@ def test_narrowing_products_stay_in_8_bits_up_to_a_share(tmp_path: Any) -> None:
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
 def test_a_model_answers_nearly_as_before(family: str, weights: str, tmp_path: Any) -> None:
-    found, _, _ = written(family, tmp_path, weight_format=weights)
+    found, _, _ = written(family, tmp_path, name=weights)
     exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
     request = ov.Core().compile_model(found, "CPU", exact).create_infer_request()
     ids = np.arange(20)[None]

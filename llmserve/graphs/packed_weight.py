@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve_openvino.library import openvino as ov
+from llmserve.graphs.library import openvino as ov
 
 Kind: TypeAlias = Literal["u4", "u8", "i8"]
 Rows: TypeAlias = slice | NDArray[np.integer[Any]]

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from llmserve.plugin import UnservedError
-from llmserve_openvino.packed import Kind, PackedWeight, packed
+from llmserve.errors import UnservedError
+from llmserve.graphs.packed_weight import Kind, PackedWeight, packed
 
 _Tell: TypeAlias = Callable[[float], None]
 # How many numbers are computed at once: what that takes stays in a processor's cache.

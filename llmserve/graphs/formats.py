@@ -6,31 +6,46 @@ than one is in memory, however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from llmserve_openvino.importance import Importance
-from llmserve_openvino.library import openvino as ov
-from llmserve_openvino.packed import Kind, product_weight, table_weight
-from llmserve_openvino.rounding import rounded, whole_group
-from llmserve_openvino.scratch import Scratch
+from llmserve.graphs.library import openvino as ov
+from llmserve.graphs.packed_weight import Kind, product_weight, table_weight
+from llmserve.graphs.rounding import rounded, whole_group
+from llmserve.graphs.scratch import Scratch
 
 _WEIGHTS = (ov.Type.f32, ov.Type.bf16, ov.Type.f16)
 _STORED = {"fp32": ov.Type.f32, "fp16": ov.Type.f16, "bf16": ov.Type.bf16}
 _PACKED = ("int8", "int4")
+Importance: TypeAlias = Mapping[int, torch.Tensor]
+"""By the address of a product's weight, the mean square of each of its inputs."""
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How weights are stored: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
+
+    ``auto`` changes none: those that are exact in 16 bits are stored in 16 bits.
+    """
+
+    name: str = "auto"
+    group: int = 0
+    """How many numbers in 4 bits share a scale at most; 0 is a whole row."""
+    share: float = 1.0
+    """The share of the weights between the first and the last that has 4 bits; others have 8."""
 
 
 def write(
     model: Any,
     path: Path,
-    settings: dict[str, Any],
-    important: Importance,
+    chosen: WeightFormat,
+    important: Importance | None = None,
     tell: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Write the model, and tell the share of its weights that are ready.
@@ -39,17 +54,16 @@ def write(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with Scratch(path.parent) as scratch:
-        writer = _Writer(scratch, settings, important)
+        writer = _Writer(scratch, chosen, important or {})
         writer.change(model, tell)
         ov.save_model(model, str(path), compress_to_fp16=False)
 
 
 class _Writer:
-    def __init__(self, scratch: Scratch, settings: dict[str, Any], important: Importance) -> None:
+    def __init__(self, scratch: Scratch, chosen: WeightFormat, important: Importance) -> None:
         self._scratch = scratch
         self._important = important
-        self._settings = settings
-        self._format: str = settings["weight_format"]
+        self._chosen = chosen
         # The model's constants refer to these and do not own them.
         self._mapped: list[Any] = []
 
@@ -63,7 +77,7 @@ class _Writer:
             def tell_part(share: float, done: int = done, numbers: int = weight.numbers) -> None:
                 tell((done + share * numbers) / whole)
 
-            if self._format in _PACKED:
+            if self._chosen.name in _PACKED:
                 changed = self._packed(weight, group, tell_part) if weight.is_known else None
             else:
                 changed = self._stored(weight)
@@ -76,7 +90,7 @@ class _Writer:
 
     def _stored(self, weight: _Weight) -> Any:
         constant = weight.constant
-        kind = _STORED.get(self._format) or _exact_type(constant)
+        kind = _STORED.get(self._chosen.name) or _exact_type(constant)
         if _type(constant) == kind:
             return None
         stored = _rounded(_in_float32(constant), kind)
@@ -85,13 +99,13 @@ class _Writer:
 
     def _groups(self, weights: Sequence[_Weight]) -> list[int | None]:
         """Return for each weight how many numbers in 4 bits share a scale, None for 8 bits."""
-        if self._format != "int4":
+        if self._chosen.name != "int4":
             return [None] * len(weights)
-        largest = int(self._settings["int4_group"])
+        largest = self._chosen.group
         # The table and the product of the scores lose most, and are what an answer depends on.
         ends = [weight.is_table or weight is weights[-1] for weight in weights]
         middle = [weight for weight, is_end in zip(weights, ends, strict=True) if not is_end]
-        wide = _kept_in_8_bits(middle, 1 - float(self._settings["int4_ratio"]))
+        wide = _kept_in_8_bits(middle, 1 - self._chosen.share)
         return [
             None if is_end or weight in wide else
             whole_group(weight.inputs, largest if largest > 0 else weight.inputs)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.integrations.moe import ExpertsInterface
 
-from llmserve_openvino.library import openvino as ov
+from llmserve.graphs.library import openvino as ov
 
 _PRODUCT = "llmserve::product"
 _NAMES = ("gate_up_proj", "up_proj", "down_proj")
@@ -160,7 +160,7 @@ def _row(expert: int, biases: Tensor) -> Tensor:
 
 
 def _placeholder(shape: Any) -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.zeros(()).expand(shape), requires_grad=False)
+    return torch.nn.Parameter(torch.full((), torch.nan).expand(shape), requires_grad=False)
 
 
 def _placed(values: Tensor, folder: Path | None) -> Tensor:

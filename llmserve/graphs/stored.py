@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from openvino.frontend.pytorch import ModuleExtension
 from safetensors import safe_open
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from llmserve_openvino.experts import StoredExperts, is_experts, product_extension
-from llmserve_openvino.packed import PackedWeight, product_weight, table_weight
+from llmserve.graphs.experts import StoredExperts, is_experts, product_extension
+from llmserve.graphs.packed_weight import PackedWeight, product_weight, table_weight
 
 _LAYERS = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
 _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -64,7 +64,8 @@ class StoredLayer:
             stored = getattr(self, name)
             if stored is not None:
                 self.module.register_parameter(f"stored_{name}", stored)
-                placeholder = torch.zeros(()).expand(stored.shape)
+                # What reads a weight beside the module shows in the answer.
+                placeholder = torch.full((), torch.nan).expand(stored.shape)
                 setattr(self.module, name, torch.nn.Parameter(placeholder, requires_grad=False))
 
     def keep_rows(self, count: int) -> None:
@@ -264,24 +265,31 @@ def _widen(module: torch.nn.Module) -> None:
             tensor.data = tensor.data.float()
 
 
-def load(source: Path, settings: dict[str, Any]) -> Any:
-    """Return a model with its parameters as they are stored, and all else in float32."""
-    options = _options(settings)
+def load(
+    source: Path,
+    *,
+    loader: str = "AutoModelForCausalLM",
+    attention: str | None = None,
+    pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Any:
+    """Return a model with its parameters as they are stored, and all else in float32.
+
+    ``loader`` is the class of transformers that loads it, and ``attention`` how it attends.
+    """
+    makes = getattr(transformers, loader)
     dtype = _stored_type(source)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, use_safetensors=None if settings["pickle"] else True, **options
+    model = makes.from_pretrained(
+        source,
+        dtype=dtype,
+        attn_implementation=attention,
+        use_safetensors=None if pickle else True,
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
     ).eval()
     if dtype is not torch.float32:
-        _compute_buffers_again(model, source, options)
+        _compute_buffers_again(model, source, makes, trust_remote_code=trust_remote_code)
     return model.requires_grad_(False)
-
-
-def read_config(source: Path, settings: dict[str, Any]) -> Any:
-    return AutoConfig.from_pretrained(source, **_options(settings))
-
-
-def _options(settings: dict[str, Any]) -> dict[str, Any]:
-    return {"trust_remote_code": settings["trust_remote_code"], "local_files_only": True}
 
 
 def _stored_type(source: Path) -> torch.dtype:
@@ -294,7 +302,9 @@ def _stored_type(source: Path) -> torch.dtype:
     return _TYPES[types.pop()] if len(types) == 1 else torch.float32
 
 
-def _compute_buffers_again(model: Any, source: Path, options: dict[str, Any]) -> None:
+def _compute_buffers_again(
+    model: Any, source: Path, makes: Any, *, trust_remote_code: bool
+) -> None:
     """Replace what the model has computed from its configuration, which was rounded with it."""
     rounded = {
         name
@@ -304,11 +314,11 @@ def _compute_buffers_again(model: Any, source: Path, options: dict[str, Any]) ->
     stored = set(model.state_dict())
     if not rounded - stored:
         return
-    config = AutoConfig.from_pretrained(source, **options)
+    config = transformers.AutoConfig.from_pretrained(
+        source, trust_remote_code=trust_remote_code, local_files_only=True
+    )
     with without_parameters():
-        exact = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=options["trust_remote_code"]
-        )
+        exact = makes.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     for name, buffer in exact.named_buffers():
         if name in rounded - stored:
             model.get_buffer(name).data = buffer

@@ -1,0 +1,14 @@
+from llmserve.graphs.formats import Importance as Importance
+from llmserve.graphs.formats import WeightFormat as WeightFormat
+from llmserve.graphs.formats import write as write
+from llmserve.graphs.layers import TOKENS as TOKENS
+from llmserve.graphs.layers import parts as parts
+from llmserve.graphs.library import openvino as openvino
+from llmserve.graphs.packed_weight import PackedWeight as PackedWeight
+from llmserve.graphs.packed_weight import packed as packed
+from llmserve.graphs.packed_weight import unpacked as unpacked
+from llmserve.graphs.scratch import Scratch as Scratch
+from llmserve.graphs.stored import StoredWeights as StoredWeights
+from llmserve.graphs.stored import is_readable as is_readable
+from llmserve.graphs.stored import load as load
+from llmserve.graphs.stored import without_parameters as without_parameters
