@@ -22,7 +22,7 @@ from llmserve.builder.plan import (
     needed_packages,
 )
 from llmserve.builder.progress import Note
-from llmserve.builder.size import size_in
+from llmserve.builder.size import size_in, with_draft
 from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
@@ -309,7 +309,10 @@ def _size(plan: Plan, context: BuildContext) -> dict[str, Any]:
     if plan.generator.needs is None or context.source.path.is_file():
         return {}
     found = size_in(context.source.path, plan.generator.weights)
-    return replace(found, is_on_hub=bool(context.source.repo_id)).content() if found else {}
+    if found is None:
+        return {}
+    found = replace(found, is_on_hub=bool(context.source.repo_id))
+    return with_draft(found, plan.options).content()
 
 
 def _pythons(packages: Iterable[str]) -> dict[str, str]:

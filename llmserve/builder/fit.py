@@ -11,12 +11,12 @@ from pathlib import Path
 
 from llmserve.builder.plan import BuildSpec, Plan, make_plan
 from llmserve.builder.progress import Note
-from llmserve.builder.size import size_of
+from llmserve.builder.size import size_of, with_draft
 from llmserve.errors import LLMServeError, OutputError, ShortageError
 from llmserve.hardware import addresses, gpu_memory, memory
 from llmserve.plugins.options import Value
 from llmserve.plugins.registry import Registry
-from llmserve.plugins.size import ModelSize, Needs
+from llmserve.plugins.size import ModelSize, Needs, needs_with_draft
 from llmserve.texts import in_gb
 
 _NAMED = 2
@@ -102,7 +102,7 @@ def needs_of(plan: Plan, size: ModelSize) -> Needs | None:
     if plan.generator.needs is None:
         return None
     with plan.errors_of("generator", "needs"):
-        needs = plan.generator.needs(size, plan.options)
+        needs = needs_with_draft(plan.generator.needs, size, plan.options)
     if not size.is_gguf or plan.generator.keeps_gguf(plan.options):
         return needs
     # It is converted to a checkpoint of 16 bits first.
@@ -162,6 +162,7 @@ def fit_spec(
         weights=plan.generator.weights,
         report=report,
     )
+    size = size and with_draft(size, plan.options, report=report)
     choices = [] if size is None else list(_choices(spec, registry, size))
     if size is None or not choices:
         return Choice(spec)

@@ -61,6 +61,15 @@ def size_of(
         return None
 
 
+def with_draft(
+    size: ModelSize, options: Mapping[str, Any], *, report: Callable[[str], None] = lambda _: None
+) -> ModelSize:
+    """Return a model's size with that of the draft model that its options name."""
+    if not (named := options.get("draft_model")):
+        return size
+    return replace(size, draft=size_of(str(named), report=report))
+
+
 def size_in(folder: Path, weights: Sequence[str] = (WEIGHTS,)) -> ModelSize | None:
     """Return how large the model in a folder is."""
     files = sorted({file for pattern in weights for file in folder.glob(pattern)})

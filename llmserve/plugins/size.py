@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from llmserve.hardware import computes_in, has_gpu
@@ -50,8 +50,17 @@ class ModelSize:
     kinds: Mapping[str, int] = field(default_factory=dict)
     """How many of the parameters in such a file have which type, such as ``Q4_K``."""
 
+    draft: ModelSize | None = None
+    """Of the smaller model that guesses for it, if there is one."""
+
     def content(self) -> dict[str, Any]:
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k != "draft" or v is not None}
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> ModelSize:
+        """Return what ``content`` has given."""
+        draft = content.get("draft")
+        return cls(**{**content, "draft": cls.read(draft) if draft else None})
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,27 @@ class Needs:
     def of_gpu(self) -> int:
         """What it takes of a GPU."""
         return self.instances * (self.weights + self.cache) if self.on_gpu else 0
+
+
+def needs_with_draft(
+    needs: Callable[[ModelSize, Mapping[str, Value]], Needs],
+    size: ModelSize,
+    options: Mapping[str, Value],
+) -> Needs:
+    """Return what a model takes together with its draft model, which is built after it."""
+    found = needs(size, options)
+    if size.draft is None:
+        return found
+    draft = needs(size.draft, options)
+    return replace(
+        found,
+        build=max(found.build, draft.build),
+        disk=found.disk + draft.disk,
+        weights=found.weights + draft.weights,
+        cache=found.cache + draft.cache,
+        reads=max(found.reads, draft.reads),
+        mapped=found.mapped + draft.mapped,
+    )
 
 
 def loaded_type(size: ModelSize, asked: str, *, on_gpu: bool) -> str:

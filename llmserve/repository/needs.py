@@ -9,7 +9,7 @@ from llmserve.errors import LLMServeError
 from llmserve.plugins.options import Value
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Generator
-from llmserve.plugins.size import ModelSize, Needs
+from llmserve.plugins.size import ModelSize, Needs, needs_with_draft
 from llmserve.repository.repository import Model
 
 
@@ -45,8 +45,8 @@ def _needs(model: Model, registry: Registry, changes: Mapping[str, Value]) -> Ne
     try:
         generator = registry.get(Generator, str(named.get("name")))
         options = {**manifest.options, **changes}
-        size = ModelSize(**manifest.size)
-        return generator.needs(size, options) if generator.needs else None
+        size = ModelSize.read(manifest.size)
+        return needs_with_draft(generator.needs, size, options) if generator.needs else None
     except (LLMServeError, TypeError, KeyError, ValueError):
         # The plugin is not here, or is one of another time.
         return None

@@ -118,6 +118,26 @@ def test_weights_for_another_program_are_not_counted(small: Path) -> None:
     assert size_of(str(small)) == size
 
 
+@pytest.mark.parametrize("plugin", ["openvino", "iterative"])
+def test_a_draft_model_is_counted_with_its_model(small: Path, left: Any, plugin: str) -> None:
+    left()
+    alone = fitted(small, plugin)[0].needs
+    both = fitted(small, plugin, draft_model=str(small))[0].needs
+    assert both.weights == 2 * alone.weights
+    assert both.cache == 2 * alone.cache
+    assert both.disk == 2 * alone.disk
+    # One is converted after the other, and both are served by one process.
+    assert (both.build, both.process) == (alone.build, alone.process)
+
+
+def test_the_size_of_a_draft_model_is_kept(small: Path) -> None:
+    size = size_of(str(small))
+    assert size is not None
+    assert "draft" not in size.content()
+    both = replace(size, draft=size)
+    assert ModelSize.read(json.loads(json.dumps(both.content()))) == both
+
+
 def test_a_build_from_python_is_refused_as_the_command_refuses_it(
     small: Path, left: Any, tmp_path: Path
 ) -> None:
@@ -413,7 +433,7 @@ def test_a_built_model_knows_what_it_takes(tmp_path: Path) -> None:
         llmserve.build(plugin, "demo", output=tmp_path, name=plugin)
         model = Repository.open(tmp_path).model(plugin)
         assert model.manifest is not None
-        size, needs = ModelSize(**model.manifest.size), needs_of(model, Registry.load())
+        size, needs = ModelSize.read(model.manifest.size), needs_of(model, Registry.load())
         assert needs is not None
         assert needs.weights in (2 * size.parameters, 4 * size.parameters)
 

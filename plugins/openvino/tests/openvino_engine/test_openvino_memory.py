@@ -42,7 +42,7 @@ def test_a_model_takes_what_its_plugin_says(bench: Any, tmp_path: Path) -> None:
         built = bench.build(model, repository, "openvino", "auto", mark, log, data=_DATA)
         _, answering, _ = bench.serve(repository, mark, log)
     manifest = json.loads((repository / "model" / "llmserve.json").read_text(encoding="utf-8"))
-    expected = needs(ModelSize(**manifest["size"]), manifest["options"])
+    expected = needs(ModelSize.read(manifest["size"]), manifest["options"])
     assert built.peak.own < 1.15 * expected.build
     # Few of the cache's pages are written: the prompt and its answer are short. What libraries have
     # of their files is shared with whatever else runs here, so that it differs from run to run.
