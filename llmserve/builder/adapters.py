@@ -18,11 +18,11 @@ from llmserve.runtime.lora import (
     ADAPTERS,
     CONFIG,
     DEFAULT_ADAPTER_MB,
-    NAME,
     WEIGHTS,
     Lora,
     LoraError,
     adapter_names,
+    is_adapter_name,
     read_lora,
 )
 
@@ -102,7 +102,7 @@ def _named(text: str) -> dict[str, Path]:
 
 
 def _checked_name(name: str) -> str:
-    if not NAME.fullmatch(name):
+    if not is_adapter_name(name):
         raise OptionError(
             f"an adapter cannot be called {name[:80]!r}",
             hint="use up to 64 letters, digits, dots and dashes, a letter or digit first",

@@ -75,6 +75,8 @@ class OnDemandReport:
     pinned: bool = False
     waited_for: bool = False
     task: str = ""
+    adapters: tuple[str, ...] = ()
+    """The names of its adapters at the moment."""
     load_seconds: float | None = None
     """How long its last load took."""
     retry_after: int | None = None
@@ -205,7 +207,9 @@ def _written(report: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, State):
         return value.value
-    return [_written(each) for each in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_written(each) if isinstance(each, Mapping) else each for each in value]
+    return value
 
 
 def _read(kind: type[_Read], content: Mapping[str, Any]) -> _Read:
@@ -217,6 +221,8 @@ def _read(kind: type[_Read], content: Mapping[str, Any]) -> _Read:
         values[name] = tuple(_read(_NESTED[name], each) for each in values[name])
     if kind is ModelReport and "loaded" in content:
         values["demand"] = _read(OnDemandReport, content)
+    if kind is OnDemandReport:
+        values["adapters"] = tuple(values.get("adapters", ()))
     return kind(**values)
 
 

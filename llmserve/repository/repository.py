@@ -105,6 +105,13 @@ class Model:
         return max(found, key=lambda folder: int(folder.name), default=self.folder / "1")
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that it has at the moment."""
+        from llmserve.runtime.lora import adapter_names
+
+        return tuple(adapter_names(self.last_version))
+
+    @property
     def _backend(self) -> str:
         from llmserve.repository import config
 

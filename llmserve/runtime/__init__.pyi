@@ -49,6 +49,7 @@ from llmserve.runtime.lora import DEFAULT_ADAPTER_MB as DEFAULT_ADAPTER_MB
 from llmserve.runtime.lora import Lora as Lora
 from llmserve.runtime.lora import LoraError as LoraError
 from llmserve.runtime.lora import adapter_names as adapter_names
+from llmserve.runtime.lora import is_adapter_name as is_adapter_name
 from llmserve.runtime.lora import read_lora as read_lora
 from llmserve.runtime.metrics import Metrics as Metrics
 from llmserve.runtime.protocols import Answer as Answer

@@ -17,7 +17,7 @@ from typing import Any
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTERS = "adapters"
 """Where a model's version folder has its adapters, each in a folder of its name."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_RANK = 512
 DEFAULT_ADAPTER_MB = 1024
 """How many megabytes of adapters a model has in memory, unless its build says otherwise."""
@@ -58,9 +58,15 @@ class Lora:
     """The model that it was trained on, as its file says."""
 
 
+def is_adapter_name(name: str) -> bool:
+    """Return whether an adapter can be called so; no path is."""
+    return _NAME.fullmatch(name) is not None
+
+
 def adapter_names(version: Path) -> list[str]:
     """Return the names of the adapters in a model's version folder."""
-    return sorted(path.name for path in version.glob(f"{ADAPTERS}/*") if NAME.fullmatch(path.name))
+    names = (path.name for path in version.glob(f"{ADAPTERS}/*"))
+    return sorted(filter(is_adapter_name, names))
 
 
 def read_lora(folder: Path) -> Lora:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.lora import CONFIG, NAME, WEIGHTS, Lora, LoraError, read_lora
+from llmserve.runtime.lora import CONFIG, WEIGHTS, Lora, LoraError, is_adapter_name, read_lora
 
 
 class AdapterHome(Protocol):
@@ -95,7 +95,7 @@ class Adapters:
 
     def _key(self, name: str) -> str:
         """Return the key of what a name has on the disk now; empty if that is nothing."""
-        if not NAME.fullmatch(name):
+        if not is_adapter_name(name):
             return ""
         try:
             states = [(self._folder / name / file).stat() for file in (CONFIG, WEIGHTS)]

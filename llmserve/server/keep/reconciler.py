@@ -289,7 +289,8 @@ class Reconciler:
         demand = self.memory.demand.report(model.name, models, time.monotonic())
         if demand is None:
             return model
-        return replace(model, demand=replace(demand, task=self._sizes.task(model.name)))
+        task, adapters = self._sizes.task(model.name), self._sizes.adapters(model.name)
+        return replace(model, demand=replace(demand, task=task, adapters=adapters))
 
     def _report(
         self, running: RunningTriton, memory: TritonMemory, observer: TritonObserver

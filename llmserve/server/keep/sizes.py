@@ -93,6 +93,10 @@ class Sizes:
         )
         return declared or (GENERATE if TEXT_OUTPUT.name in outputs else "")
 
+    def adapters(self, name: str) -> tuple[str, ...]:
+        """Return the names of the adapters that a model has in its folder."""
+        return self._repository.model(name).adapters
+
     def _build(self, name: str) -> _Build:
         try:
             stat = (self._repository.path / name).stat()

@@ -269,7 +269,7 @@ class MessagesWriter:
             "id": f"msg_{request_id}",
             "type": "message",
             "role": "assistant",
-            "model": request.named,
+            "model": request.called,
             "content": [],
             **dict.fromkeys(self._stop),
         }

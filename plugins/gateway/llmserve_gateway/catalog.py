@@ -58,6 +58,8 @@ class Health(health.Watch):
     state: health.State = health.State.READY
     answers: int = 0
     description: dict[str, Any] | None = field(default=None, repr=False)
+    adapters: tuple[str, ...] = ()
+    """The names of its adapters when it last said them."""
     described: object = None
     """Of which process the description is, as far as `serve` says."""
 
@@ -249,13 +251,18 @@ class Catalog:
         """Return the names of a model's own prompts, if it reports them."""
         return await self._words(name, "prompts")
 
-    async def adapters(self, name: str) -> list[str]:
-        """Return the names of a model's adapters at the moment."""
-        with suppress(LLMServeError, asyncio.TimeoutError):
+    async def adapters(self, name: str) -> Sequence[str]:
+        """Return the names of a model's adapters at the moment, or the last if it does not say."""
+        report = await self._report(name) if self._loads is not None else None
+        if report is not None and report.demand is not None:
+            # To list them is no reason to load it.
+            return report.demand.adapters
+        model = self.health(name)
+        with suppress(LLMServeError, ApiError, asyncio.TimeoutError):
             if ADAPTER.name in (await self.info(name)).inputs:
-                report = await asyncio.wait_for(self.inspect_prompt(name), _QUICK_SECONDS)
-                return list(report.get("adapters") or ())
-        return []
+                said = await asyncio.wait_for(self.inspect_prompt(name), _QUICK_SECONDS)
+                model.adapters = tuple(said.get("adapters") or ())
+        return model.adapters
 
     async def _words(self, name: str, field: str) -> list[str]:
         words = (await self._description(name)).get(field)

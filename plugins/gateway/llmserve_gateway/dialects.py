@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 
 from llmserve.client import ModelInfo, ToolFormats
 from llmserve.runtime.contract import ADAPTER
+from llmserve_gateway.adapters import Named
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import Reads
@@ -60,14 +61,14 @@ class Dialect(ABC, Generic[R]):
         """Return what counts an answer, and what asks the model for it and sends it."""
 
 
-def with_adapter(request: R) -> R:
-    """Return a request whose model is the one that has the adapter that its name ends with."""
-    model, colon, adapter = request.model.partition(":")
-    if not colon or not isinstance(request, ParsedRequest):
+def with_adapter(request: R, named: Named) -> R:
+    """Return a request to the model that has the adapter which the request has named."""
+    if not named.adapter or not isinstance(request, ParsedRequest):
         return request
     return replace(
         request,
-        model=model,
-        options={**request.options, ADAPTER.name: adapter},
+        model=named.model,
+        asked=request.model,
+        options={**request.options, ADAPTER.name: named.adapter},
         sent={**request.sent, ADAPTER.name: "model"},
     )

@@ -34,6 +34,7 @@ from llmserve.runtime.contract import (
     task_of,
 )
 from llmserve.server import health
+from llmserve_gateway.adapters import AdapterNames, Named
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, Party
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
@@ -142,6 +143,7 @@ class Gateway:
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
+        self.adapters = AdapterNames(self.catalog)
         # Of several replicas, `serve` does not say which one's process has died.
         single = settings.supervisor is not None and len(settings.tritons) == 1
         self._deaths = Deaths(self.catalog.supervised) if single else None
@@ -370,13 +372,14 @@ class Gateway:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
         content = await read_json(receive, headers)
-        read = with_adapter(dialect.read(content))
+        read = dialect.read(content)
+        read = await self._named(key, read)
         request = await dialect.settled(self._models, key, read)
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
-        self.check_model(key, request.named)
+        self.check_model(key, Named(request.model, request.adapter).full)
         timeout = self.timeout(headers)
         if self.loads:
             # It may fail after a comment has begun the stream.
@@ -402,7 +405,7 @@ class Gateway:
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
-            with self.metrics.in_flight(info.name, usage):
+            with self.metrics.in_flight(record, request.adapter, usage):
                 try:
                     if self._deaths is None:
                         await responding
@@ -413,6 +416,14 @@ class Gateway:
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
+
+    async def _named(self, key: Key | None, request: R) -> R:
+        """Return a request to the model that its name means, which may be an adapter's own."""
+        if self.adapters.known(request.model) is None:
+            # What may name no model takes memory while that is seen.
+            with self._held(key, request):
+                return with_adapter(request, await self.adapters.find(request.model, key))
+        return with_adapter(request, await self.adapters.find(request.model, key))
 
     async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
         """Return the prompt that a model makes of these options, nothing if it refuses them.
@@ -441,8 +452,9 @@ class Gateway:
 
 def check_adapter(info: ModelInfo, request: AnyRequest) -> None:
     """Refuse the name of an adapter of a model that has none."""
-    if request.named != request.model and ADAPTER.name not in info.inputs:
-        what = f"there is no model {request.named[:200]!r}: {info.name} has no adapters"
+    if request.adapter and ADAPTER.name not in info.inputs:
+        named = Named(request.model, request.adapter).full
+        what = f"there is no model {named[:200]!r}: {info.name} has no adapters"
         raise ApiError(404, what, param="model", code="model_not_found")
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from llmserve.server import ModelReport
+from llmserve_gateway.adapters import Named
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
 
@@ -18,6 +19,8 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _MODEL = ("model_name",)
+_ADAPTER = "adapter"
+"""The label of counters of a request that an adapter has answered; others do not have it."""
 _NO_MODEL = "-"
 """The name under which requests are counted that reach no model."""
 
@@ -27,6 +30,7 @@ class _RunningRequest:
     """A request in flight, and how many of its tokens are counted already."""
 
     model: str
+    adapter: str
     usage: Usage
     counted_input: int = 0
     counted_output: int = 0
@@ -36,6 +40,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._running_requests: set[_RunningRequest] = set()
+        self._adapters: set[tuple[str, str]] = set()
+        """The models and their adapters that have answered: other names are not counted by."""
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"vllm:{name}_seconds", text, _MODEL, buckets=buckets,
@@ -55,8 +61,10 @@ class Metrics:
         self._token_time = seconds(
             "request_time_per_output_token", "Mean time between tokens of a stream", _TOKEN_SECONDS
         )
-        self._input_tokens = counter("vllm:prompt_tokens", "Prompt tokens")
-        self._output_tokens = counter("vllm:generation_tokens", "Generated tokens")
+        self._input_tokens = counter("vllm:prompt_tokens", "Prompt tokens", (*_MODEL, _ADAPTER))
+        self._output_tokens = counter(
+            "vllm:generation_tokens", "Generated tokens", (*_MODEL, _ADAPTER)
+        )
         self.model_ready = gauge("llmserve_model_ready", "1 if a model answers")
         restarts = "How often `serve` has reloaded a model"
         self.model_restarts = gauge("llmserve_model_restarts", restarts)
@@ -75,7 +83,7 @@ class Metrics:
         used = "Fraction of its cache that a model uses, from 0 to 1"
         self._caches = gauge("vllm:kv_cache_usage_perc", used)
         ended = "Requests by outcome: stop, length, refused, failed, cancelled"
-        self._requests = counter("llmserve_requests", ended, (*_MODEL, "outcome"))
+        self._requests = counter("llmserve_requests", ended, (*_MODEL, _ADAPTER, "outcome"))
         per_replica = "Requests in flight at each Triton"
         self._replica_running = gauge(
             "llmserve_replica_requests_running", per_replica, ("replica",)
@@ -84,10 +92,10 @@ class Metrics:
         self._refused = counter("llmserve_refused", refused, ("status",))
 
     @contextmanager
-    def in_flight(self, model: str, usage: Usage) -> Iterator[None]:
-        running = self._running.labels(model)
+    def in_flight(self, record: RequestRecord, adapter: str, usage: Usage) -> Iterator[None]:
+        running = self._running.labels(record.model)
         running.inc()
-        request = _RunningRequest(model, usage)
+        request = _RunningRequest(record.model, adapter, usage)
         self._running_requests.add(request)
         try:
             yield
@@ -95,13 +103,21 @@ class Metrics:
             running.dec()
             self._running_requests.remove(request)
             self._count_tokens(request)
+            record.adapter = self._known(request)
 
     def _count_tokens(self, request: _RunningRequest) -> None:
         """Count the tokens since the last call."""
         input_tokens, output_tokens = request.usage.input_tokens, request.usage.output_tokens
-        self._input_tokens.labels(request.model).inc(input_tokens - request.counted_input)
-        self._output_tokens.labels(request.model).inc(output_tokens - request.counted_output)
+        if request.adapter and input_tokens + output_tokens:
+            self._adapters.add((request.model, request.adapter))
+        labels = request.model, self._known(request)
+        self._input_tokens.labels(*labels).inc(input_tokens - request.counted_input)
+        self._output_tokens.labels(*labels).inc(output_tokens - request.counted_output)
         request.counted_input, request.counted_output = input_tokens, output_tokens
+
+    def _known(self, request: _RunningRequest) -> str:
+        """Return the adapter of a request if it has ever answered, "" for any other word."""
+        return request.adapter if (request.model, request.adapter) in self._adapters else ""
 
     def observe_load(self, model: str, seconds: float) -> None:
         """Record how long a request has waited until its model was loaded."""
@@ -118,7 +134,7 @@ class Metrics:
                     self._load_seconds.labels(model.name).set(demand.load_seconds)
 
     def count_request(self, record: RequestRecord) -> None:
-        self._requests.labels(record.model or _NO_MODEL, record.outcome).inc()
+        self._requests.labels(record.model or _NO_MODEL, record.adapter, record.outcome).inc()
         if record.outcome == "refused":
             self._refused.labels(record.status).inc()
         if not record.model or record.admitted is None:
@@ -172,12 +188,19 @@ class _Selection:
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
-            if self._models:
-                selected = copy(metric)
-                selected.samples = [sample for sample in metric.samples if self._is_visible(sample)]
-                yield selected
-            else:
-                yield metric
+            selected = copy(metric)
+            selected.samples = [_said(each) for each in metric.samples if self._is_visible(each)]
+            yield selected
 
     def _is_visible(self, sample: Any) -> bool:
-        return sample.labels.get(_MODEL[0], _NO_MODEL) in (*self._models, _NO_MODEL)
+        model = sample.labels.get(_MODEL[0], _NO_MODEL)
+        named = Named(model, sample.labels.get(_ADAPTER, "")).full
+        return not self._models or bool({model, named} & {*self._models, _NO_MODEL})
+
+
+def _said(sample: Any) -> Any:
+    """Return a sample without the label of an adapter if there is none."""
+    if sample.labels.get(_ADAPTER) != "":
+        return sample
+    labels = {name: value for name, value in sample.labels.items() if name != _ADAPTER}
+    return sample._replace(labels=labels)

@@ -27,7 +27,7 @@ class ChatWriter:
             "id": f"{self.prefix}-{request_id}",
             "object": self.kind,
             "created": int(time.time()),
-            "model": request.named,
+            "model": request.called,
         }
         # A chunk is always the same except for its choice.
         self._chunk_head = b"data: " + dump({**self._head, "object": self.chunk_kind})[:-1]

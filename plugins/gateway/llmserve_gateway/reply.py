@@ -46,6 +46,8 @@ class RequestRecord:
     arrived: float = field(default_factory=time.perf_counter)
     key: str = ""
     model: str = ""
+    adapter: str = ""
+    """The adapter that has answered, or has answered others: no word that only the client knows."""
     outcome: str = "refused"
     status: int = 0
     first_output: float | None = None
@@ -69,6 +71,7 @@ class RequestRecord:
                 "id": self.id,
                 "key": self.key,
                 "model": self.model,
+                **({"adapter": self.adapter} if self.adapter else {}),
                 "status": self.status,
                 "outcome": self.outcome,
                 "input_tokens": self.input_tokens,

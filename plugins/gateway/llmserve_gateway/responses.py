@@ -266,7 +266,7 @@ class ResponsesWriter:
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
-            "model": request.named,
+            "model": request.called,
             "output": [],
             "error": None,
             "incomplete_details": None,

@@ -18,6 +18,7 @@ from llmserve.errors import LLMServeError, ServerError
 from llmserve.runtime.contract import IMAGE_URL
 from llmserve.server import ModelReport, ask
 from llmserve_gateway import anthropic, responses
+from llmserve_gateway.adapters import Named
 from llmserve_gateway.bodies import ClientDisconnected, read_json
 from llmserve_gateway.conversations import MESSAGES, Conversation, read_messages
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
@@ -92,20 +93,21 @@ class Routes:
             *(self._models(name, loadable.get(name), key) for name in names)
         )
         data = [model for models in found for model in models]
+        data += await self._by_own_names(data, key)
         if is_anthropics(request.headers):
             return json_response(anthropic.models_page(data, request.query_params))
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["name"]
-        base, models = name.partition(":")[0], []
-        if base in await self._offered(key):
-            models = await self._models(base, await self._loadable(base), key)
-        report = next((model for model in models if model["id"] == name), None)
+        named, models = await self._gateway.adapters.find(name, key), []
+        if named.model in await self._offered(key):
+            models = await self._models(named.model, await self._loadable(named.model), key)
+        report = next((model for model in models if model["id"] == named.full), None)
         if report is None:
             what = f"there is no model {name[:200]!r}" if name else "/v1/models has no / at its end"
             raise ApiError(404, what, param="model", code="model_not_found")
-        is_theirs = is_anthropics(request.headers)
+        report, is_theirs = {**report, "id": name}, is_anthropics(request.headers)
         return json_response(anthropic.model_info(report) if is_theirs else report)
 
     async def load(self, request: Request, key: Key | None) -> Response:
@@ -210,13 +212,13 @@ class Routes:
 
     async def _count(self, request: Request, key: Key | None, parsed: ParsedRequest) -> int:
         """Return how many tokens the prompt of a request has."""
-        self._gateway.check_model(key, parsed.model)
+        model = await self._read_by(parsed.model, key)
         names = ("messages", "chat_template_kwargs", IMAGE_URL.name)
         options = {name: parsed.options[name] for name in names if name in parsed.options}
-        async with self._loaded(request, key, parsed.model):
-            info = await self._catalog.info(parsed.model)
+        async with self._loaded(request, key, model):
+            info = await self._catalog.info(model)
             options = await self._gateway.tools.place(info, options, parsed.tools)
-        report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
+        report = await self._inspect(request, key, ParsedRequest(model, options))
         return len(report["ids"])
 
     async def live(self, request: Request, key: Key | None) -> Response:
@@ -340,12 +342,24 @@ class Routes:
         self, name: str, loadable: ModelReport | None, key: Key | None
     ) -> list[dict[str, Any]]:
         """Return a model and, as models of their own, its adapters: those that a key may use."""
-        model = await self._model(name, loadable)
-        demand = loadable and loadable.demand
-        # To list a model is no reason to load it.
-        adapters = [] if demand and not demand.loaded else await self._catalog.adapters(name)
-        named = [{**model, "id": f"{name}:{each}", "parent": name} for each in adapters]
+        model, adapters = await self._model(name, loadable), await self._catalog.adapters(name)
+        named = [{**model, "id": Named(name, each).full, "parent": name} for each in adapters]
         return [each for each in (model, *named) if key is None or key.allows(each["id"])]
+
+    async def _by_own_names(
+        self, models: Sequence[Mapping[str, Any]], key: Key | None
+    ) -> list[dict[str, Any]]:
+        """Return the adapters of a list once more, those that a request may name without a model.
+
+        Clients that know their models by such names look for them in the list.
+        """
+        found = []
+        for model in models:
+            if parent := model.get("parent"):
+                named = Named(parent, model["id"].removeprefix(f"{parent}:"))
+                if await self._gateway.adapters.has_own_name(named, key):
+                    found.append({**model, "id": named.adapter})
+        return found
 
     async def _model(self, name: str, loadable: ModelReport | None) -> dict[str, Any]:
         demand = loadable and loadable.demand
@@ -375,9 +389,16 @@ class Routes:
         if name is None and len(offered) == 1:
             return offered[0]
         # Which of several is not said.
-        name = MODEL.read(name)
-        self._gateway.check_model(key, name)
-        return name
+        return await self._read_by(MODEL.read(name), key)
+
+    async def _read_by(self, name: str, key: Key | None) -> str:
+        """Return the model that reads texts for a name: its own, or one of its adapters."""
+        named = await self._gateway.adapters.find(name, key)
+        self._gateway.check_model(key, named.full)
+        if named.adapter and named.adapter not in await self._catalog.adapters(named.model):
+            what = f"there is no model {name[:200]!r}"
+            raise ApiError(404, what, param="model", code="model_not_found")
+        return named.model
 
 
 async def _body(request: Request) -> dict[str, Any]:

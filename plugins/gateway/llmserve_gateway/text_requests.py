@@ -66,6 +66,8 @@ class ParsedRequest:
     has_parts: bool = False
     """Whether an answer may have more than text: it is known only when the model is."""
     echoed_fields: Mapping[str, Any] = field(default_factory=dict)
+    asked: str = ""
+    """What the client calls the model, if it has named one of its adapters."""
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
@@ -74,10 +76,14 @@ class ParsedRequest:
     cuts = False
 
     @property
-    def named(self) -> str:
-        """What the client calls the model: ``MODEL:ADAPTER`` for one of its adapters."""
-        adapter = self.options.get(ADAPTER.name)
-        return f"{self.model}:{adapter}" if adapter is not None else self.model
+    def adapter(self) -> str:
+        """The name of the adapter that is to answer, "" for the model itself."""
+        return str(self.options.get(ADAPTER.name, ""))
+
+    @property
+    def called(self) -> str:
+        """What the client calls the model, and the answer as well."""
+        return self.asked or self.model
 
     @property
     def answer_count(self) -> int:

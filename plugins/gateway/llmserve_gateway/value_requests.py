@@ -74,14 +74,10 @@ class ValueRequest:
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
+    adapter = ""
     answer_count = 1
     answers_per_prompt = 1
     stream = False
-
-    @property
-    def named(self) -> str:
-        """What the client calls the model."""
-        return self.model
 
     @property
     def count(self) -> int:

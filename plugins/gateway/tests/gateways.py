@@ -56,6 +56,9 @@ class Triton:
     async def models(self) -> list[str]:
         return ["m"]
 
+    async def model_ready(self, name: str) -> bool:
+        return name in await self.models()
+
     async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         tensors: Any = {"text_input": None, "text_output": None}
         return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")

@@ -27,6 +27,7 @@ _models = st.builds(
     loads=st.none() | st.integers(0, 9), failing=_words, note=_words,
     demand=st.none() | st.builds(
         OnDemandReport, st.booleans(), st.integers(0), st.booleans(), st.booleans(), _words,
+        adapters=st.lists(_words, max_size=2).map(tuple),
         load_seconds=st.none() | st.floats(0, 9), retry_after=st.none() | st.integers(1, 9),
     ),
 )  # fmt: skip
@@ -43,7 +44,7 @@ def test_a_report_arrives_as_it_was_sent(replicas: list[ReplicaReport], state: S
 
 
 def test_the_keys_are_those_that_scripts_read() -> None:
-    demand = OnDemandReport(loaded=True, size=7, task="generate")
+    demand = OnDemandReport(loaded=True, size=7, task="generate", adapters=("sql",))
     model = ModelReport("m", State.READY, loads=2, demand=demand)
     content = ServerReport(State.READY, "127.0.0.1:8001", models=(model,)).to_json()
     assert {"pid", "repository", "url", "http", "runtime", "log", "state", "restarts", "models",
@@ -51,7 +52,7 @@ def test_the_keys_are_those_that_scripts_read() -> None:
     assert content["models"] == [{
         "name": "m", "state": "ready", "why": "", "restarts": 0, "code": "", "loads": 2,
         "failing": "", "note": "", "loaded": True, "size": 7, "pinned": False,
-        "waited_for": False, "task": "generate",
+        "waited_for": False, "task": "generate", "adapters": ["sql"],
     }]  # fmt: skip
 
 

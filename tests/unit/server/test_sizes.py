@@ -136,3 +136,12 @@ def test_what_a_model_is_for_is_in_its_configuration(tmp_path: Path) -> None:
     assert One(tmp_path).sizes.task("a") == "embed"
     config.write_text('input { name: "IN" }')
     assert One(tmp_path).sizes.task("a") == ""
+
+
+def test_the_adapters_of_a_model_are_those_in_its_folder_at_the_moment(tmp_path: Path) -> None:
+    built(tmp_path, "a")
+    sizes = One(tmp_path).sizes
+    assert sizes.adapters("a") == ()
+    for name in ("sql", "chat", ".draft"):
+        (tmp_path / "a" / "1" / "adapters" / name).mkdir(parents=True)
+    assert sizes.adapters("a") == ("chat", "sql")

@@ -11,6 +11,7 @@ from llmserve.client import BatchJob, BatchLine, BatchReply, in_thread
 from llmserve.errors import RequestRejectedError
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import EVERYONE
+from llmserve_gateway.errors import ApiError
 from llmserve_gateway.keys import BatchKey
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Asking:
         return self._width if self._is_quiet(QUIET) else self._kept()
 
     async def ask(self, line: BatchLine) -> BatchReply | None:
-        job, model = line.job, line.request.model.partition(":")[0]
+        job, model = line.job, await self._model_of(line.request.model)
         if (key := self.key_of(job.owner)) is None:
             job.is_held = True
             return None
@@ -67,7 +68,7 @@ class Asking:
             what = "the key has too many files: delete some"
             raise RequestRejectedError(what, code="storage_full")
         if not await self._needs_no_place(model):
-            job.hold(model, asyncio.get_running_loop().time() + _PAUSE)
+            job.hold(line.request.model, asyncio.get_running_loop().time() + _PAUSE)
             return None
         body = await in_thread(line.body)
         if job.is_stopped or not (line.is_alone or len(self._calls) < self.room()):
@@ -84,13 +85,14 @@ class Asking:
             self._charged[line] = (key.is_charged, key.answer_tokens)
 
     async def is_ready(self, model: str) -> bool:
-        state = await self._gateway.catalog.state()
+        state, model = await self._gateway.catalog.state(), await self._model_of(model)
         is_ready = bool(state["models"].get(model, {}).get("ready"))
         return is_ready and await self._needs_no_place(model)
 
     async def may_come(self, model: str) -> bool:
         """Return whether a model that is not there may come: nothing is there, or it is known."""
         catalog, named = self._gateway.catalog, self._gateway.settings.models
+        model = await self._model_of(model)
         if named and model not in named:
             return False  # `serve` has it, and this gateway will never offer it.
         if any(report.name == model for report in await catalog.supervised()):
@@ -145,6 +147,14 @@ class Asking:
             self._width = max(1, self._beside, len(self._calls) // 2)
         for call in left:
             call.leave()
+
+    async def _model_of(self, name: str) -> str:
+        """Return the model that a line names, or an adapter of which it names."""
+        try:
+            return (await self._gateway.adapters.find(name, None)).model
+        except ApiError:
+            # It names an adapter of several models, which its own answer says.
+            return name
 
     async def _needs_no_place(self, model: str) -> bool:
         """Return whether a model may be asked now, since it has not to be loaded or may be."""

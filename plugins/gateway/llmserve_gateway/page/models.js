@@ -22,7 +22,8 @@ export function contextOf(id) {
 export async function refreshModels() {
   asked = performance.now();
   try {
-    models = await listModels(key());
+    // An adapter that is listed by its own name as well is one model.
+    models = (await listModels(key())).filter(({ id, parent }) => !parent || id.startsWith(`${parent}:`));
     for (const list of document.querySelectorAll("select[data-models]")) fill(list);
     at("models").replaceChildren(...models.map(describe));
     const count = models.length;

@@ -106,8 +106,12 @@ def test_a_model_answers_with_the_adapter_that_is_named(
     guarded = Gateway(triton, "--keys", str(keys))
     try:
         client = guarded.client(own)
-        assert [entry.id for entry in client.models.list()] == [f"{model}:one"]
-        client.completions.create(model=f"{model}:one", prompt="a", max_tokens=1)
+        assert [entry.id for entry in client.models.list()] == [f"{model}:one", "one"]
+        for name in (f"{model}:one", "one"):
+            answer = client.completions.create(
+                model=name, prompt=PROMPT, max_tokens=12, extra_body={"ignore_eos": True}
+            )
+            assert (answer.model, answer.choices[0].text) == (name, texts["one"][1])
         for other in (model, f"{model}:two"):
             with pytest.raises(openai.PermissionDeniedError):
                 client.completions.create(model=other, prompt="a", max_tokens=1)
