@@ -1,0 +1,54 @@
+"""A large encoder is converted in the memory of a few of its layers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from llmserve.builder.size import size_in
+from llmserve.testing.tiny_encoders import save_tokenizer
+from llmserve_embed.needs import openvino_needs
+
+pytestmark = [pytest.mark.long, pytest.mark.alone]
+
+
+def test_converting_takes_what_the_plugin_says(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_tokenizer(model)
+    config = BertConfig(
+        vocab_size=30000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=10,
+        num_attention_heads=16,
+    )  # fmt: skip
+    BertModel(config).to(torch.bfloat16).save_pretrained(model)
+    settings = {
+        "loader": "AutoModel", "padding": 0, "weight_format": "auto", "pickle": False,
+        "trust_remote_code": False,
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "llmserve_embed.convert"),
+            *(str(model), str(tmp_path / "ov"), json.dumps(settings)),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    most = 0
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+        if found := re.search(r"RssAnon:\s*(\d+) kB", status):
+            most = max(most, int(found[1]) * 1024)
+        time.sleep(0.02)
+    assert process.returncode == 0
+    size = size_in(model)
+    assert size is not None
+    expected = openvino_needs(size, {"weight_format": "auto", "file": "", "dtype": "auto"}).build
+    # All weights in float32 are 0.63 GB, of which OpenVINO would make two copies.
+    assert expected / 1.5 < most < 1.15 * expected
