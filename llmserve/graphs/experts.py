@@ -25,11 +25,15 @@ from llmserve.graphs.library import openvino as ov
 
 _PRODUCT = "llmserve::product"
 _NAMES = ("gate_up_proj", "up_proj", "down_proj")
+_LOOPED = "LongcatFlashExperts"
+"""Its experts are computed by a loop that a trace would have for the tokens of its example alone;
+those beyond the weights return what they get."""
 
 
 def is_experts(module: torch.nn.Module) -> bool:
     """Whether a module is one whose computation transformers lets others do."""
-    return hasattr(module, "is_transposed") and hasattr(module, "down_proj")
+    is_known = hasattr(module, "is_transposed") or type(module).__name__ == _LOOPED
+    return is_known and getattr(module, "down_proj", None) is not None
 
 
 class StoredExperts:
@@ -38,8 +42,17 @@ class StoredExperts:
     def __init__(self, module: Any, folder: Path | None) -> None:
         self.module = module
         self.bias = None
-        self._has_own_gate = type(module)._apply_gate.__module__ != ExpertsInterface.__module__
-        stored = {name: getattr(module, name).detach() for name in _NAMES if hasattr(module, name)}
+        if type(module).__name__ == _LOOPED:
+            _describe(module)
+        gate = getattr(type(module), "_apply_gate", None)
+        self._has_own_gate = gate is not None and gate.__module__ != ExpertsInterface.__module__
+        self._total = getattr(module, "total_experts", module.num_experts)
+        # There may be experts without weights, which are counted last.
+        stored = {
+            name: getattr(module, name).detach()[: module.num_experts]
+            for name in _NAMES
+            if hasattr(module, name)
+        }
         self._biases = {
             name: getattr(module, f"{name}_bias").detach().float()
             for name in stored
@@ -102,6 +115,8 @@ class StoredExperts:
                     hidden[tokens], partial(self._product_of, expert), partial(_row, expert)
                 )
                 answer.index_add_(0, tokens, rows * shares[tokens, place, None])
+        if self._total > self.module.num_experts:
+            answer += hidden * (shares * (chosen >= self.module.num_experts)).sum(-1, keepdim=True)
         return answer
 
     def _product_of(self, expert: int, values: Tensor, name: str) -> Tensor:
@@ -119,8 +134,12 @@ class StoredExperts:
 
         rows = self._answer(tiled, product, lambda bias: bias[:, None])
         rows = rows.view(count, tokens, width)
-        weights = torch.zeros(tokens, count).scatter(1, chosen, shares)
-        return (rows * weights.transpose(0, 1)[..., None]).sum(dim=0)
+        weights = torch.zeros(tokens, self._total).scatter(1, chosen, shares)
+        own = weights[:, :count] if self._total > count else weights
+        answer = (rows * own.transpose(0, 1)[..., None]).sum(dim=0)
+        if self._total > count:
+            answer = answer + hidden * weights[:, count:].sum(dim=1, keepdim=True)
+        return answer
 
     def _answer(
         self, values: Tensor, product: Callable[[Tensor, str], Tensor],
@@ -140,6 +159,13 @@ class StoredExperts:
             middle = module._apply_gate(project(values, "gate_up_proj"))
         rows = project(middle, "down_proj")
         return module.post_expert_norm(rows) if module.has_post_expert_norm else rows
+
+
+def _describe(module: Any) -> None:
+    """Say of a module what transformers says of those whose computation it lets others do."""
+    module.num_experts = module.num_routed_experts
+    module.has_gate = module.is_concatenated = True
+    module.is_transposed = module.has_bias = module.has_post_expert_norm = False
 
 
 def product_extension() -> ConversionExtension:

@@ -68,6 +68,14 @@ class StoredLayer:
                 placeholder = torch.full((), torch.nan).expand(stored.shape)
                 setattr(self.module, name, torch.nn.Parameter(placeholder, requires_grad=False))
 
+    def show(self) -> None:
+        """Put the weights where they were, for a model that reads them without their module."""
+        # Parameters of their own: a trace refuses one that a module has twice.
+        whole = self.weight if self.packed is None else torch.cat([*self._pieces()])
+        self.module.weight = torch.nn.Parameter(whole.detach(), requires_grad=False)
+        if self.bias is not None:
+            self.module.bias = torch.nn.Parameter(self.bias.detach(), requires_grad=False)
+
     def keep_rows(self, count: int) -> None:
         """Have no more rows than these: as many tokens are enough for a comparison."""
         self.weight = torch.nn.Parameter(self.weight[:count], requires_grad=False)
@@ -196,9 +204,19 @@ class StoredWeights:
 
     @contextmanager
     def shapes_only(self) -> Iterator[None]:
-        """Let the model compute shapes, and read no weight."""
-        with self._replaced(lambda layer, *values: layer.shape_only(*values)):
+        """Let the model compute shapes, and read no weight but those that it reads itself."""
+        called: set[torch.nn.Module] = set()
+
+        def shape_only(layer: StoredLayer | StoredExperts, *values: torch.Tensor) -> torch.Tensor:
+            called.add(layer.module)
+            return layer.shape_only(*values)
+
+        with self._replaced(shape_only):
             yield
+        # A module that is not called may be there for its weight, such as a router's.
+        for module, layer in self.layers.items():
+            if module not in called:
+                layer.show()
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -1,14 +1,18 @@
-"""Writes docs/reference/architectures.md: which kinds of models two plugins compute.
+"""Writes docs/reference/architectures.md: which kinds of models three plugins compute.
 
 Each kind of causal model that transformers has is made small and random, and ``iterative`` and
-``openvino`` compute texts with it, together and in pieces, beyond its windows, as a server does.
-They have to compute what transformers itself does for each text alone.
+``openvino`` compute texts with it, together and in pieces, beyond its windows, as a server does;
+``hf`` continues them together. They have to compute what transformers itself does for each text
+alone.
 
-    python -m plugins.tools.architectures [KIND ...]
+    python -m plugins.tools.architectures [--write] [--only PLUGIN] [KIND ...]
+
+With kinds, ``--write`` changes their rows of the page alone, and with a plugin, its column.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -31,7 +35,11 @@ _LONGEST = 120
 """Seconds that one kind may take."""
 WHOLE = "whole context"
 _WITHIN = f"{_WINDOW} of its tokens, as far as it attends or rotates one way"
-_PLUGINS = ("iterative", "openvino")
+_PLUGINS = ("hf", "iterative", "openvino")
+_ONE_BY_ONE = f"{WHOLE}, texts of different lengths one by one"
+_AS_GENERATED = "as generate() alone, which differs from one pass over the text"
+_ANSWER = 8
+"""How many tokens ``hf`` continues a text by."""
 _BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type")
 
 
@@ -127,7 +135,43 @@ def found_with(model: Any, runner_of: Callable[[], Any], expected: dict[str, Any
     return f"differs by {worst:.2g}"
 
 
-def tried(kind: str) -> Iterator[dict[str, str]]:
+def found_with_hf(model: Any) -> str:
+    """Return whether texts are continued together as the model continues each."""
+    import torch
+
+    from llmserve.runtime.causal import random_texts
+    from llmserve.testing import ByteTokenizer
+    from llmserve.testing.fake import generation
+    from llmserve_hf.generator import TransformersGenerator
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        settings = {"path": ".", "device": "cpu", "dtype": "float32"}
+        generator = TransformersGenerator(settings, Path(folder))
+    texts = random_texts(model.config, _CONTINUED)
+
+    def continued(*texts: list[int]) -> list[Any]:
+        asked = [generation(text, _ANSWER, decode=lambda _: "", logprobs=1) for text in texts]
+        generator.generate(asked, ByteTokenizer())
+        return asked
+
+    asked, worst = continued(*texts), 0.0
+    for each in asked:
+        ids = each.prompt_ids + each.token_ids
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0, -_ANSWER:]
+        scores = logits.float().log_softmax(-1)
+        for row, token, found in zip(scores, each.token_ids, each.logprobs, strict=True):
+            worst = max(worst, abs(float(row[token]) - found.value), float(row.max() - row[token]))
+    if not worst < _TOLERANCE:
+        # Some are computed otherwise with a cache by transformers itself.
+        alone = [each.token_ids for text in texts for each in continued(text)]
+        is_alike = [each.token_ids for each in asked] == alone
+        return _AS_GENERATED if is_alike else f"differs by {worst:.2g}"
+    return _ONE_BY_ONE if generator.is_alone else WHOLE
+
+
+def tried(kind: str, plugins: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield how far each plugin computes a kind of model, or why it does not; the last is whole."""
     import torch
 
@@ -155,13 +199,19 @@ def tried(kind: str) -> Iterator[dict[str, str]]:
     def on_iterative() -> Any:
         return make_runner(deepcopy(model), tokens)
 
-    found = {"openvino": "no: it ends its process"}
-    found["iterative"] = _words_of(lambda: found_with(model, on_iterative, expected))
-    yield found
-    yield found | {"openvino": _words_of(lambda: found_with(model, on_openvino, expected))}
+    ways: dict[str, Callable[[], str]] = {
+        "hf": lambda: found_with_hf(deepcopy(model)),
+        "iterative": lambda: found_with(model, on_iterative, expected),
+        "openvino": lambda: found_with(model, on_openvino, expected),
+    }
+    found = dict.fromkeys(plugins, "no: it ends its process")
+    for plugin in plugins:
+        found |= {plugin: _words_of(ways[plugin])}
+        yield found
 
 
 _LENGTHS = {WHOLE: _FAR, _WITHIN: _NEAR}
+_CONTINUED = (120, 44, 200, 13)
 
 
 def _words_of(ask: Callable[[], str]) -> str:
@@ -175,27 +225,32 @@ def _words_of(ask: Callable[[], str]) -> str:
         return f"no: {type(error).__name__}: {str(error).strip().splitlines()[-1][:100]}"
 
 
-def rows(chosen: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def rows(
+    chosen: Sequence[str], plugins: Sequence[str] = _PLUGINS
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Try each kind in a process of its own: some end it."""
     # Imported once, and not by each process.
-    for module in ("torch", "transformers", "llmserve_openvino.trace", "llmserve_iterative.runner"):
+    for module in (
+        "torch", "transformers", "llmserve_openvino.trace", "llmserve_iterative.runner",
+        "llmserve_hf.generator",
+    ):  # fmt: skip
         import_module(module)
     for kind in chosen:
         with tempfile.NamedTemporaryFile() as file:
             if not (child := os.fork()):
-                _answer(kind, Path(file.name))
+                _answer(kind, plugins, Path(file.name))
             os.waitpid(child, 0)
             text = Path(file.name).read_text(encoding="utf-8")
         yield kind, json.loads(text or '{"made": "it ends its process"}')
 
 
-def _answer(kind: str, place: Path) -> None:
+def _answer(kind: str, plugins: Sequence[str], place: Path) -> None:
     # One that computes for ever is ended as well.
     signal.alarm(_LONGEST)
     try:
         warnings.simplefilter("ignore")
         try:
-            for found in tried(kind):
+            for found in tried(kind, plugins):
                 place.write_text(json.dumps(found), encoding="utf-8")
         except Exception as error:
             found = {"made": f"not made: {type(error).__name__}"}
@@ -213,27 +268,38 @@ def page(found: dict[str, dict[str, str]]) -> str:
     lines = [
         "# Architectures",
         "",
-        "What `iterative` and `openvino` compute of each kind of causal model that transformers "
-        f"{transformers.__version__} has, with OpenVINO {openvino.__version__.split('-')[0]}. Each "
-        "was made small and random, and computed texts together, in pieces, beyond its windows; "
-        "*whole context* means that the log-probabilities are those of the model itself. `hf` "
-        "serves all of them through `generate()`. A build tries a small model of its own, and "
-        "refuses by name what is not computed. `make architectures` writes this page.",
+        "What `hf`, `iterative` and `openvino` compute of each kind of causal model that "
+        f"transformers {transformers.__version__} has, with OpenVINO "
+        f"{openvino.__version__.split('-')[0]}. Each was made small and random, and computed "
+        "texts together, in pieces, beyond its windows; "
+        "*whole context* means that the log-probabilities are those of the model itself for each "
+        "text alone. A build tries a small model of its own, and refuses by name what is not "
+        "computed. `make architectures` writes this page.",
         "",
         "| | whole context | a part of it | not | differs |",
         "|---|---|---|---|---|",
     ]
     for plugin in _PLUGINS:
-        counted = Counter(_class_of(row[plugin]) for row in made.values())
+        counted = Counter(_class_of(row[plugin]) for row in made.values() if plugin in row)
         counts = " | ".join(str(counted[name]) for name in (WHOLE, "part", "no", "differs"))
         lines.append(f"| `{plugin}` | {counts} |")
-    lines += ["", "| kind | `iterative` | `openvino` |", "|---|---|---|"]
+    lines += ["", f"| kind | {' | '.join(f'`{each}`' for each in _PLUGINS)} |"]
+    lines.append(f"|---{'|---' * len(_PLUGINS)}|")
     for kind, row in sorted(made.items()):
-        cells = [cell(row[plugin]) for plugin in _PLUGINS]
+        cells = [cell(row.get(plugin, "not tried")) for plugin in _PLUGINS]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     if left_out := sorted({*kinds()} - made.keys()):
         lines += ["", f"Not tried, or not made for want of a package: {', '.join(left_out)}."]
     return "\n".join(lines) + "\n"
+
+
+def listed() -> dict[str, dict[str, str]]:
+    """Return the rows that the page has."""
+    lines = (line[2:-2].split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines())
+    table = [cells for cells in lines if len(cells) == 1 + len(_PLUGINS)]
+    known = kinds()
+    rows = {kind: dict(zip(_PLUGINS, cells, strict=True)) for kind, *cells in table}
+    return {kind: row for kind, row in rows.items() if kind in known}
 
 
 def cell(words: str) -> str:
@@ -242,16 +308,23 @@ def cell(words: str) -> str:
 
 
 def _class_of(words: str) -> str:
-    return {WHOLE: WHOLE, _WITHIN: "part"}.get(words, words.partition(" ")[0].rstrip(":"))
+    return {WHOLE: WHOLE, _ONE_BY_ONE: WHOLE, _AS_GENERATED: WHOLE, _WITHIN: "part"}.get(
+        words, words.partition(" ")[0].rstrip(":")
+    )
 
 
-def main(chosen: Sequence[str]) -> None:
-    found = {}
-    for kind, row in rows(chosen or kinds()):
-        found[kind] = row
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", choices=_PLUGINS, action="append")
+    parser.add_argument("kinds", nargs="*", metavar="KIND")
+    asked = parser.parse_args(arguments)
+    found = listed()
+    for kind, row in rows(asked.kinds or kinds(), asked.only or _PLUGINS):
+        found[kind] = {**found.get(kind, {}), **row} if asked.only else row
         sys.stdout.write(f"{kind}\t{json.dumps(row)}\n")
         sys.stdout.flush()
-    if not chosen:
+    if asked.write or not asked.kinds:
         PAGE.write_text(page(found), encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 # need not wait for them.
 
 
+_ALONE = frozenset({
+    "deepseek_v4", "hy_v4", "minimax_m3_vl_text", "recurrent_gemma", "reformer", "rwkv", "xlstm",
+})  # fmt: skip
+"""Kinds of models that answer otherwise beside a longer text: they read what fills the row."""
+
+
 class TransformersGenerator:
     """An ``AutoModelForCausalLM``; the runtime of the generator ``transformers``."""
 
@@ -35,6 +42,12 @@ class TransformersGenerator:
         self._model = causal.load(settings, folder)
         self.context_length = causal.context_length(self._model)
         self.eos_ids = causal.eos_ids(self._model)
+        config = self._model.config.get_text_config()
+        self.is_alone = config.model_type in _ALONE
+        """Whether texts of different lengths are computed one by one."""
+        self._original_length = causal.original_length(config.to_dict()) or sys.maxsize
+        # Llama 4's scores change with the place in a row at each multiple of this.
+        self._even_length = getattr(config, "floor_scale", None) or sys.maxsize
         # Each row's request decides when it ends, so generate() itself has no end token; and it
         # must not sample with the model's defaults, which no request asked for.
         self._model.generation_config = GenerationConfig(pad_token_id=0)
@@ -62,8 +75,8 @@ class TransformersGenerator:
                 for row in held:
                     if row.generation.wants_prompt_logits:
                         self._push_prompt_logits(row)
-                if held:
-                    self._run(held, self._length(held))
+                for batch in self._batches(held):
+                    self._run(batch, self._length(batch))
             finally:
                 for row in held:
                     if row.adapter:
@@ -101,6 +114,18 @@ class TransformersGenerator:
             logits = self._model(input_ids=ids).logits[0, :-1].float().cpu().numpy()
         while generation.wants_prompt_logits:
             generation.push_prompt(logits[len(generation.prompt_logprobs) - 1])
+
+    def _batches(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
+        """Return which rows run together: in some models, only those of one length."""
+        if not rows:
+            return []
+        lengths = {len(row.ids) for row in rows}
+        end = max(lengths) + self._length(rows)
+        # With longrope, all rows rotate as the longest does.
+        is_turning = min(lengths) <= self._original_length < end or end >= self._even_length
+        if len(lengths) > 1 and (self.is_alone or is_turning):
+            return [[row] for row in rows]
+        return [rows]
 
     def _length(self, rows: Sequence[Row]) -> int:
         """Return for how many tokens the rows can run together.

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from llmserve.plugin import UnservedError
+from llmserve_openvino.own_attention import OwnAttention, repeated
 
 ATTENTION = "llmserve_openvino"
 STATE = "has layers that keep a state (linear attention, a convolution or a recurrence)"
@@ -29,11 +30,11 @@ class Past(DynamicCache):  # type: ignore[misc]
     ``past`` is in the order in which layers attend; there is none in a pass that finds the shapes.
     """
 
-    def __init__(self, past: Sequence[Tensor] = (), *, is_attending: bool = True) -> None:
+    def __init__(self, past: Sequence[Tensor] = (), own: OwnAttention | None = None) -> None:
         super().__init__()
         self._past = past
-        self.is_attending = is_attending
-        """Whether the model calls the attention here, which appends. Otherwise ``update`` does."""
+        self.own = own
+        """How a model attends that does not call the attention here; ``update`` appends then."""
         self.present: list[Tensor] = []
         self._appended: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
@@ -54,9 +55,13 @@ class Past(DynamicCache):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         del layer_idx, args, kwargs
-        if self.is_attending:
+        if self.own is None:
             return key_states, value_states
-        return self.append(key_states, value_states)
+        keys, values = self.append(key_states, value_states)
+        # Some look at them as if they were in a row, as those of a usual cache are.
+        keys, values = keys.contiguous(), values.contiguous()
+        self.own.follow(keys, values)
+        return keys, values
 
     def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
         del args, kwargs
@@ -105,7 +110,7 @@ class Attention:
             raise UnservedError("has a mask of its own in its attention")
         keys, values = self._cache.append(key, value)
         count = query.shape[1] // key.shape[1]
-        keys, values = _repeat(keys, count), _repeat(values, count)
+        keys, values = repeated(keys, count), repeated(values, count)
         sinks = getattr(_module, "sinks", None) if s_aux is None else s_aux
         if sinks is None:
             output = functional.scaled_dot_product_attention(
@@ -114,15 +119,6 @@ class Attention:
         else:
             output = _attend_with_sinks(query, keys, values, attention_mask, scaling, sinks)
         return output.transpose(1, 2), None
-
-
-def _repeat(tensor: Tensor, count: int) -> Tensor:
-    """Return keys or values with each head as often as queries share it."""
-    if count == 1:
-        return tensor
-    batch, heads, length, width = tensor.shape
-    spread = tensor[:, :, None].expand(batch, heads, count, length, width)
-    return spread.reshape(batch, heads * count, length, width)
 
 
 def _attend_with_sinks(

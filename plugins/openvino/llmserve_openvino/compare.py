@@ -18,6 +18,7 @@ _SCORED = 0.25
 """The share of a comparison after which only the model's own answers are left."""
 LENGTHS = (96, 44, 13)
 """Of the texts that are compared."""
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
 def difference(
@@ -55,5 +56,5 @@ def window(config: Any) -> int | None:
     layer_types = getattr(config, "layer_types", None)
     if layer_types and not {"sliding_attention", "chunked_attention"} & {*layer_types}:
         return None
-    size = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    return size if isinstance(size, int) else None
+    sizes = (getattr(config, name, None) for name in _WINDOWS)
+    return next((size for size in sizes if size and isinstance(size, int)), None)

@@ -13,6 +13,7 @@ from llmserve.graphs import openvino as ov
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, memory
 from llmserve_openvino.mapping import release
+from llmserve_openvino.own_attention import apply_told
 from llmserve_openvino.workarounds import keep_halves, use_paged_attention
 
 PAGE_SIZE = 32
@@ -128,6 +129,7 @@ def paged(model: Any) -> Any:
     """Return a model whose attention reads pages; refuse one in which OpenVINO finds none."""
     try:
         use_paged_attention(model)
+        apply_told(model)
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise IncompatibleError(

@@ -5,7 +5,9 @@ OpenVINO reads the trace, and the past becomes its state.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,29 +17,39 @@ from llmserve.graphs import StoredWeights
 from llmserve.graphs import openvino as ov
 from llmserve.plugin import UnservedError
 from llmserve_openvino.attention import STATE, Attention, Past, replaced
+from llmserve_openvino.compare import window
+from llmserve_openvino.own_attention import Layer, OwnAttention, tell
+
+_LONGEST = 1024
+"""How many tokens the text has at most in which a model's own attention is measured."""
 
 
 class Step(torch.nn.Module):
     """One pass over new tokens, which returns their logits and all keys and values."""
 
-    def __init__(self, model: Any, *, is_attending: bool) -> None:
+    def __init__(self, model: Any, own: Sequence[Layer] | None) -> None:
         super().__init__()
-        self._model, self._is_attending = model, is_attending
+        self._model, self._own = model, own
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor,
         *past: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        cache = Past(past, is_attending=self._is_attending)
+        own = None if self._own is None else OwnAttention(attention_mask, self._own)
+        cache = Past(past, own)
         Attention(cache)
-        output = self._model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if takes(self._model, "position_ids"):
+            inputs["position_ids"] = position_ids
+        with own or nullcontext():
+            output = self._model(**inputs, past_key_values=cache, use_cache=True)
         return (output.logits, *cache.present)
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether a model has an argument, or takes any."""
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def convert(model: Any, stored: StoredWeights) -> Any:
@@ -59,7 +71,7 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     example = (ids, mask, positions, *past)
     with stored.extensions() as extensions:
         converted = ov.convert_model(
-            Step(model, is_attending=cache.is_attending),
+            Step(model, None if cache.own is None else cache.own.layers),
             example_input=example,
             extension=extensions,
         )
@@ -82,16 +94,24 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     manager.run_passes(converted)
     _begin_empty(converted)
     converted.validate_nodes_and_infer_types()
+    if cache.own is not None:
+        tell(converted, cache.own.layers)
     return converted
 
 
 def _shapes(model: Any, ids: torch.Tensor) -> Past:
     """Return the cache after a pass over the beginning of a text."""
-    for is_attending in (True, False):
-        cache = Past(is_attending=is_attending)
+    # Where a model attends itself, the text is longer than it looks back.
+    back = window(model.config.get_text_config()) or 0
+    length = 4 + min(back, _LONGEST)
+    for is_own in (False, True):
+        own = OwnAttention(torch.ones(2, length), window=back) if is_own else None
+        cache = Past(own=own)
         Attention(cache)
+        text = ids if own is None else ids.repeat(1, -(-length // 2))[:, :length]
         try:
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
+            with own or nullcontext():
+                model(input_ids=text, past_key_values=cache, use_cache=True)
         except TypeError:
             # It has no argument for such a cache.
             break

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 import torch
 import transformers
@@ -89,6 +91,18 @@ _SIZES: dict[str, Any] = {
     "sliding_window": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
     "max_position_embeddings": 256,
 }  # fmt: skip
+# They compute their attention themselves: with slopes, with windows, with a scale of their own.
+OWN: dict[str, dict[str, Any]] = {
+    "bloom": {"n_head": 6, "n_layer": 2, "hidden_size": 48},
+    "gpt_neo": {
+        "num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4,
+        "window_size": 16,
+    },
+    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_positions": 256},
+    "codegen": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_positions": 256},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256},
+    "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48},
+}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -104,6 +118,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "v_head_dim": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "head_dim": 8,
         "num_key_value_heads": 4, "first_k_dense_replace": 1, "num_attention_heads": 4,
     },
+    **OWN,
 }  # fmt: skip
 
 
@@ -119,6 +134,15 @@ def other_model(family: str) -> Any:
         if parameter.ndim > 1:
             parameter.data.mul_(6)
     return model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt_neo"])
+def test_attention_of_a_models_own_is_exact_from_a_file(family: str, tmp_path: Path) -> None:
+    model = other_model(family)
+    openvino.save_model(convert(own := deepcopy(model), StoredWeights(own)), tmp_path / "model.xml")
+    runner = OpenVinoRunner(tmp_path / "model.xml", EXACT, cache_tokens=64 * PAGE_SIZE)
+    for found, expected in zip(answers(runner, 4), answers(WholeTexts(model), 4), strict=True):
+        assert found[0] == expected[0]
 
 
 # All sequences of the test are within the original length, where a build ends the context.
@@ -170,6 +194,8 @@ def test_a_large_model_is_compared_layer_by_layer(family: str) -> None:
         (transformers.Gemma3TextConfig(), None),
         (transformers.DeepseekV3Config(), None),
         (transformers.GptOssConfig(), None),
+        # Its router's weights are read without their module, and some experts have none.
+        (transformers.LongcatFlashConfig(), None),
         (transformers.Llama4TextConfig(), 8192),
     ],
     ids=lambda value: getattr(value, "model_type", value),
@@ -183,7 +209,8 @@ def test_a_small_model_shows_how_far_a_kind_is_exact(config: Any, served: int | 
     [
         (transformers.Gemma2Config(), "caps its attention scores"),
         (transformers.Lfm2Config(layer_types=["conv", "full_attention"] * 16), "keep a state"),
-        (transformers.GPTJConfig(), "attention of a kind that OpenVINO cannot read"),
+        (transformers.CpmAntConfig(), "more to its attention scores"),
+        (transformers.FalconConfig(alibi=True), "ALiBi in a mask of its own"),
     ],
     ids=lambda value: getattr(value, "model_type", "part"),
 )
