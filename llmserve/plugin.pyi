@@ -56,6 +56,8 @@ from llmserve.builder.source_files import vocabulary_size as vocabulary_size
 from llmserve.builder.source_files import weight_files as weight_files
 from llmserve.builder.store import Store as Store
 from llmserve.builder.store import StoredModel as StoredModel
+from llmserve.builder.weights.quantised import quantised_in as quantised_in
+from llmserve.builder.weights.stored import loaded_files as loaded_files
 from llmserve.client.tools.parts import ToolPart as ToolPart
 from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.contract.address import Address as Address
@@ -86,6 +88,7 @@ from llmserve.plugins.options import INT32_MAX as INT32_MAX
 from llmserve.plugins.options import Option as Option
 from llmserve.plugins.options import Value as Value
 from llmserve.plugins.options import parse_assignments as parse_assignments
+from llmserve.plugins.quantised import Quantised as Quantised
 from llmserve.plugins.registry import Registry as Registry
 from llmserve.plugins.roles import MODEL_ROLES as MODEL_ROLES
 from llmserve.plugins.roles import Backend as Backend

@@ -23,6 +23,7 @@ from llmserve.builder.plan import (
 )
 from llmserve.builder.progress import Note
 from llmserve.builder.size import size_in, with_draft
+from llmserve.builder.weights.quantised import quantised_in
 from llmserve.contract.container import PYTHONS
 from llmserve.contract.shared_stream import NUMBER
 from llmserve.contract.tasks import GENERATE, TOKENS
@@ -30,6 +31,7 @@ from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, TEXT_INPUT, Tensor
 from llmserve.errors import ModelKindError, PluginError, UnservedError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, python_of, remedy, runs_with
+from llmserve.plugins.quantised import Quantised
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import MODEL_ROLES, Assemble, Generator, Recipe
 from llmserve.problems import Problem
@@ -91,11 +93,13 @@ def build_spec(
             weights=plan.generator.weights,
             source_kind=plan.generator.source,
             keeps_gguf=plan.generator.keeps_gguf(plan.options),
+            quantised=plan.generator.quantised,
             scratch=stage / SCRATCH,
         )
         if not plan.generator.assemble:
             modelconfig.add_inputs(context.config, inputs)
             modelconfig.add_outputs(context.config, outputs)
+        _check_quantised(plan, context, registry)
         try:
             drafts = _prepare(plan, context, inputs, packages)
         except ModelKindError as error:
@@ -158,6 +162,34 @@ def _prepare(
     if assemble := plan.generator.assemble:
         return _prepare_ensemble(plan, context, inputs, packages, assemble)
     return _prepare_fused(plan, context, packages)
+
+
+def _check_quantised(plan: Plan, context: BuildContext, registry: Registry) -> None:
+    """Refuse a checkpoint whose weights the generator cannot read as they are."""
+    is_checkpoint = plan.generator.source == "huggingface"
+    found = quantised_in(context.source.path) if is_checkpoint else None
+    if found is None:
+        return
+    with plan.errors_of("generator", "quantised"):
+        if plan.generator.quantised(found):
+            return
+    raise UnservedError(
+        f"{context.source.asked} is quantised ({found}), which {plan.recipe.name} does not compute",
+        hint=f"{_taken_by(found, plan, registry)}name what it was made from in 16 bits",
+    )
+
+
+def _taken_by(found: Quantised, plan: Plan, registry: Registry) -> str:
+    """Name the recipes for the same answers that compute such a checkpoint."""
+    taking = {
+        generator.name
+        for generator in registry.all(Generator)
+        if generator.source == "huggingface"
+        and generator.answers == plan.generator.answers
+        and generator.quantised(found)
+    }
+    names = sorted(recipe.name for recipe in registry.all(Recipe) if recipe.generator in taking)
+    return f"build it with --plugin {' or '.join(names)}, or " if names else ""
 
 
 def _with_recipes(error: ModelKindError, registry: Registry) -> ModelKindError:

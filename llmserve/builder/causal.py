@@ -11,7 +11,6 @@ from llmserve.builder.gguf.kept import has_kept_weights
 from llmserve.builder.source import DEMO, ModelSource
 from llmserve.builder.source_files import check_intact, check_links, weight_files
 from llmserve.builder.weights.check import check_weights
-from llmserve.builder.weights.quantised import Computes, check_quantised
 from llmserve.contract.tasks import CLASSIFY, EMBED, GENERATE, RERANK
 from llmserve.errors import ModelKindError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option, Value
@@ -71,7 +70,7 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
     Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator must have
     ``PLACEMENT_OPTIONS``.
     """
-    check_causal(context.source, quantised="transformers", **allowed(context))
+    check_causal(context.source, **allowed(context))
     return place_model(context)
 
 
@@ -185,7 +184,6 @@ def check_causal(
     trust_remote_code: bool,
     pickle: bool = False,
     report: Callable[[str], None] = lambda _: None,
-    quantised: Computes = "all",
 ) -> None:
     """Refuse damaged models, models of other kinds, and code that the user has not allowed."""
     check_kind(
@@ -194,7 +192,6 @@ def check_causal(
         trust_remote_code=trust_remote_code,
         pickle=pickle,
         report=report,
-        quantised=quantised,
     )
 
 
@@ -205,19 +202,16 @@ def check_kind(
     trust_remote_code: bool,
     pickle: bool = False,
     report: Callable[[str], None] = lambda _: None,
-    quantised: Computes = "all",
 ) -> None:
     """The same for any kind; a model that names its architectures is of the kind that they say.
 
-    Its weights have to be those of the model that its configuration describes. ``quantised`` is
-    which quantised ones the generator computes; others are refused.
+    Its weights have to be those of the model that its configuration describes.
     """
     # Without this, a plugin that loads the model to convert it would report a library's error.
     files = weight_files(source, pickle=pickle)
     check_links(files, source.folder)
     check_intact(files)
     _check_names(source, kind, trust_remote_code=trust_remote_code)
-    check_quantised(source.config(), source.asked, quantised)
     # Our own is in the package, and its tests load it. What stays in a GGUF file was compared when
     # that was read.
     if source.asked != DEMO and not has_kept_weights(source):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.builder.causal import allowed, check_causal
 from llmserve.builder.reading import read_object
+from llmserve.builder.weights.quantised import quantised_in
 from llmserve.errors import OptionError
 from llmserve.plugins.options import Option
 
@@ -52,6 +53,12 @@ def draft_context(context: BuildContext) -> BuildContext | None:
             "draft_model and prompt_lookup are both given", hint="leave one of them out"
         )
     draft = replace(context, model=str(options["draft_model"]), options={**options, "revision": ""})
+    if (found := quantised_in(draft.source.path)) and not draft.quantised(found):
+        raise OptionError(
+            f"draft_model={draft.source.asked} is quantised ({found}), "
+            "which this plugin does not compute",
+            hint="name the checkpoint in 16 bits that it was made from",
+        )
     check_causal(draft.source, **allowed(draft))
     if _vocabulary(draft) != _vocabulary(context):
         raise OptionError(

@@ -41,6 +41,8 @@ class PackedWeight:
     """One for each group of each row."""
     zeros: int | NDArray[np.uint8] | NDArray[np.float16] | None = None
     """None, one for all, or one for each group: with float16, nothing is computed in 8 bits."""
+    order: NDArray[np.int32] | None = None
+    """Which input each number of a row is for; None if they are in the inputs' order."""
 
     def __post_init__(self) -> None:
         groups = (self.shape[0], self.shape[1] // self.group)
@@ -72,7 +74,12 @@ class PackedWeight:
         elif part.zeros is not None:
             values -= part.zeros
         values *= part.scales.astype(np.float32)[..., None]
-        return values.reshape(count, width)
+        rows_of_values = values.reshape(count, width)
+        if self.order is None:
+            return rows_of_values
+        ordered = np.empty_like(rows_of_values)
+        ordered[:, self.order] = rows_of_values
+        return ordered
 
     def values(self) -> NDArray[Any]:
         """Return the whole numbers, one in each byte."""
@@ -109,8 +116,9 @@ def product_weight(
 ) -> Any:
     """Return a weight's value in float32, in the form that OpenVINO's products read packed.
 
-    It is for a product that has each row of the weight as an output (``transpose_b``). ``rows``
-    are those of each matrix of a stack, where it is one.
+    It is for a product that has each row of the weight as an output (``transpose_b``), and whose
+    inputs are those of :func:`ordered_inputs`. ``rows`` are those of each matrix of a stack, where
+    it is one.
     """
     ops = ov.opset13
     rows = [weight.shape[0]] if rows is None else list(rows)
@@ -128,8 +136,18 @@ def product_weight(
     return ops.convert(value, "f32").output(0)
 
 
+def ordered_inputs(weight: PackedWeight, inputs: Any) -> Any:
+    """Return the inputs of a product in the order of a weight's numbers."""
+    if weight.order is None:
+        return inputs
+    ops = ov.opset13
+    return ops.gather(inputs, ops.constant(weight.order), ops.constant(np.int32(-1))).output(0)
+
+
 def table_weight(weight: PackedWeight, place: Place = shared) -> Any:
     """Return a weight's value in float32 in the form of which OpenVINO gathers single rows."""
+    if weight.order is not None:
+        raise ValueError("a table of vectors has its numbers in order")
     if weight.kind == "u4":
         # OpenVINO 2026.4.1 ends the process.
         raise ValueError("a table of vectors has a byte for each number")

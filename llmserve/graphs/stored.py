@@ -25,7 +25,12 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from llmserve.graphs.experts import StoredExperts, is_experts, product_extension
-from llmserve.graphs.packed_weight import PackedWeight, product_weight, table_weight
+from llmserve.graphs.packed_weight import (
+    PackedWeight,
+    ordered_inputs,
+    product_weight,
+    table_weight,
+)
 
 _LAYERS = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
 _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -263,9 +268,12 @@ def _replace(constant: Any, weight: PackedWeight) -> None:
     if len(uses) == 1 and next(iter(uses)).get_node().get_type_name() == "Convert":
         value = next(iter(uses)).get_node().output(0)
     for consumer in value.get_target_inputs():
-        is_table = consumer.get_node().get_type_name() == "Gather"
+        node = consumer.get_node()
+        is_table = node.get_type_name() == "Gather"
         replacement = table_weight(weight) if is_table else product_weight(weight)
         consumer.replace_source_output(replacement)
+        if weight.order is not None:
+            node.input(0).replace_source_output(ordered_inputs(weight, node.input_value(0)))
 
 
 def is_readable(module: torch.nn.Module) -> bool:

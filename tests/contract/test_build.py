@@ -282,22 +282,3 @@ def test_a_build_leaves_a_checkout_clean(tmp_path: Path) -> None:
     assert "model_repository/README.md" in before
     llmserve.build("hf", "demo", output=tmp_path / "model_repository")
     assert subprocess.run(status, check=True, capture_output=True, text=True).stdout == before
-
-
-@pytest.mark.parametrize("plugin", ["hf", "iterative", "openvino"])
-def test_a_quantised_checkpoint_is_refused_in_a_line_that_says_what_it_is(
-    plugin: str, repo: Path, folder: Path
-) -> None:
-    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}
-    edit_json(folder / "config.json", quantization_config=config)
-    said = r"is quantised \(GPTQ, 4 bits, groups of 128, act order\)"
-    with pytest.raises(ModelSourceError, match=said) as caught:
-        llmserve.build(plugin, str(folder), output=repo)
-    assert "in 16 bits" in (caught.value.hint or "")
-    assert not (repo / "my-model").exists()
-
-
-def test_weights_of_fp8_are_never_read_without_their_scales(repo: Path, folder: Path) -> None:
-    edit_json(folder / "config.json", quantization_config={"quant_method": "fp8"})
-    with pytest.raises(ModelSourceError, match=r"is quantised \(FP8\)"):
-        llmserve.build("openvino", str(folder), output=repo)

@@ -78,7 +78,7 @@ def prepare_openvino(context: BuildContext, kind: ModelKind, *, pools: bool) -> 
 
 def _common(context: BuildContext, kind: ModelKind, *, pools: bool) -> dict[str, Any]:
     options = context.options
-    check_kind(context.source, kind, quantised="transformers", **allowed(context))
+    check_kind(context.source, kind, **allowed(context))
     longest, chosen = max_length(context.source), int(options["max_length"])
     if 0 < chosen <= _SPECIAL:
         raise OptionError(

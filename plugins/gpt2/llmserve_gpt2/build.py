@@ -154,7 +154,7 @@ _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, Any]:
     """Export the model into a part and configure it; return the settings for the session."""
     _place_on_device(context)
-    check_causal(context.source, quantised="none", **allowed(context))
+    check_causal(context.source, **allowed(context))
     exported = export(
         _load(context), form, context.folder, name=context.source.asked, report=context.report
     )

@@ -118,7 +118,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     options, draft = context.options, draft_context(context)
-    check_causal(context.source, quantised="transformers", **allowed(context))
+    check_causal(context.source, **allowed(context))
     refuse_unserved(context)
     placed = place_model(context)
     place_adapters(context, placed)

@@ -13,6 +13,7 @@ from llmserve.plugin import (
     ModelSize,
     Needs,
     Option,
+    Quantised,
     Recipe,
     Value,
     contract,
@@ -32,6 +33,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             prepare=_prepare_generator,
             needs=_needs,
             keeps_gguf=lambda options: options["weight_format"] == "auto",
+            quantised=_keeps,
             inputs=contract.ENGINE_OPTIONS,
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
@@ -103,6 +105,12 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             suits={"cpu": 20},
         )
     ]
+
+
+def _keeps(found: Quantised) -> bool:
+    from llmserve_openvino.quantised_forms import is_kept
+
+    return is_kept(found)
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:

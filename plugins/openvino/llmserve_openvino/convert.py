@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from llmserve.graphs import (
     Importance,
@@ -27,10 +27,18 @@ from llmserve.graphs import (
     parts,
     write,
 )
-from llmserve.plugin import KeptWeights, UnservedError, ending_for_shortage, tell_done, telling
+from llmserve.plugin import (
+    KeptWeights,
+    UnservedError,
+    ending_for_shortage,
+    quantised_in,
+    tell_done,
+    telling,
+)
 from llmserve_openvino.compare import LENGTHS, difference
 from llmserve_openvino.gguf_weights import load_kept
 from llmserve_openvino.importance import importance
+from llmserve_openvino.quantised_weights import load_quantised, plain_config
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import DIFFERS, TOLERANCE, Trial, try_small
 
@@ -46,17 +54,22 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and next to it the facts that the build needs."""
     target.mkdir(parents=True, exist_ok=True)
     trusted = bool(settings["trust_remote_code"])
-    trial = try_small(
-        AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
-    )
+    trial = try_small(plain_config(source, trusted=trusted))
     with Scratch(target) as scratch:
-        packed: dict[torch.nn.Module, PackedWeight] = {}
+        packed: Mapping[torch.nn.Module, PackedWeight] = {}
+        widened = 0
         if settings["in_gguf"]:
             with ending_for_shortage(writes=True):
                 model, packed = load_kept(source, KeptWeights.read(source), scratch)
+        elif found := quantised_in(source):
+            with ending_for_shortage(writes=True):
+                loaded = load_quantised(source, found, scratch, trusted=trusted)
+            model, packed, widened = loaded
         else:
             model = load(source, pickle=settings["pickle"], trust_remote_code=trusted)
         _convert(model, StoredWeights(model, packed, folder=target), target, settings, trial)
+    facts = {"served": trial.served, "widened": widened}
+    (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def _convert(
@@ -92,7 +105,6 @@ def _convert(
     done = _WEIGHED if important else _COMPARING
     with ending_for_shortage(writes=True):
         write(converted, target / MODEL, chosen, important, telling(done, 1))
-    (target / "facts.json").write_text(json.dumps({"served": trial.served}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from llmserve.plugin import (
     BuildContext,
@@ -18,6 +18,7 @@ from llmserve.plugin import (
     draft_context,
     has_kept_weights,
     place_instances,
+    quantised_in,
     refuse_shortage,
     run_program,
 )
@@ -43,9 +44,7 @@ _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "t
 def prepare(context: BuildContext) -> Mapping[str, Any]:
     """Place a model that is already converted, or convert it."""
     source, options = context.source, context.options
-    # What is converted has its own types, whatever the configuration says of what it was.
-    quantised: Literal["all", "none"] = "all" if (source.path / _MODEL).is_file() else "none"
-    check_causal(source, quantised=quantised, **allowed(context))
+    check_causal(source, **allowed(context))
     place_instances(context.config, "cpu", 1)
     draft = draft_context(context)
     config, length = source.config(), _length(source.config())
@@ -123,8 +122,14 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
     settings = {name: options[name] for name in _CONVERSION_OPTIONS}
     _run(context, target, {**settings, "in_gguf": has_kept_weights(context.source)})
     facts = target / "facts.json"
-    served: int | None = json.loads(facts.read_text(encoding="utf-8"))["served"]
+    told = json.loads(facts.read_text(encoding="utf-8"))
     facts.unlink()
+    if found := quantised_in(context.source.path):
+        kept = "its quantised weights stay in their bits"
+        if told["widened"]:
+            kept = f"{told['widened']} of its weights are widened to 16 bits (bfloat16)"
+        context.report(f"{context.source.asked} is quantised ({found}): {kept}")
+    served: int | None = told["served"]
     return {"path": folder}, served
 
 

@@ -32,6 +32,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"inflight", "batch"}),
             inputs=SAMPLING,
             options=OPTIONS,
+            # What its engines read is known by the TensorRT-LLM that builds them.
+            quantised=lambda _: True,
             requires=("llmserve-trtllm",),
             assemble=_assemble,
         )

@@ -37,6 +37,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             prepare=_prepare,
             needs=_needs,
+            # It has a kernel for each method, or refuses it with its own words.
+            quantised=lambda _: True,
             inputs=(
                 *(tensor for tensor in contract.SAMPLING if tensor.name in _SAMPLING),
                 contract.LOGIT_BIAS,
