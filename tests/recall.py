@@ -52,6 +52,29 @@ class RecallRunner:
         return chunk.pages[position // self.page_size], position % self.page_size
 
 
+class RecallingRunner(RecallRunner):
+    """Keeps one number for each sequence, a state, in place of one for each token."""
+
+    def __init__(self, page_count: int = 16) -> None:
+        super().__init__(page_count)
+        self.accepts_runs = False
+        self.states: dict[int, tuple[int, int]] = {}
+        """By the first page: how many tokens are in the state, and the number made of them."""
+
+    def forget(self, page: int) -> None:
+        self.states.pop(page, None)
+
+    def _rows(self, chunk: Chunk) -> list[npt.NDArray[np.float64]]:
+        count, number = self.states[chunk.pages[0]] if chunk.start else (0, 1)
+        assert count == chunk.start, "the state is of other tokens"
+        rows = []
+        for token in chunk.ids:
+            number = (number * 31 + token + 7) % _MODULUS
+            rows.append(scores(number))
+        self.states[chunk.pages[0]] = chunk.stop, number
+        return rows[len(rows) - chunk.rows :]
+
+
 def scores(number: int) -> npt.NDArray[np.float64]:
     row: npt.NDArray[np.float64] = 3 * np.sin(number * np.arange(1, VOCABULARY + 1) * 0.7)
     return row

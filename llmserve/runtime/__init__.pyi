@@ -41,6 +41,7 @@ from llmserve.runtime.engine.runner import ArrayLogits as ArrayLogits
 from llmserve.runtime.engine.runner import Chunk as Chunk
 from llmserve.runtime.engine.runner import Logits as Logits
 from llmserve.runtime.engine.runner import Runner as Runner
+from llmserve.runtime.engine.runner import StateRunner as StateRunner
 from llmserve.runtime.errors import RequestError as RequestError
 from llmserve.runtime.errors import error_of_model as error_of_model
 from llmserve.runtime.location import located as located

@@ -47,6 +47,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         {**_EXPERTS, "num_experts": 4, "use_sliding_window": True, "sliding_window": 12},
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **_NARROW,
+            "num_key_value_heads": 2,
+            "block_ff_dim": 48,
+            "layer_types": ["conv", "full_attention"],
+        },
+    ),
+    "mamba": ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **_EXPERTS,
+            "head_dim": 8,
+            "num_experts": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
 }
 
@@ -57,8 +80,7 @@ def make_model(family: str = "gpt2", dtype: torch.dtype = torch.float32, **chang
     """Return a new model; the same family always has the same weights."""
     name, settings = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(
-        **{**settings, **changes},
-        vocab_size=VOCAB,
+        **{"vocab_size": VOCAB, **settings, **changes},
         max_position_embeddings=CONTEXT,
         bos_token_id=1,
         eos_token_id=2,

@@ -14,7 +14,7 @@ from llmserve.runtime.engine.adapters import Adapters
 from llmserve.runtime.engine.guessing import Guesser, Price
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import PagePool
-from llmserve.runtime.engine.runner import Chunk, Logits, Runner
+from llmserve.runtime.engine.runner import Chunk, Logits, Runner, StateRunner
 from llmserve.runtime.engine.scheduler import ScheduledSequence, Scheduler
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Progress, Tokenizer
@@ -52,6 +52,7 @@ class Engine:
             pace=self._pace,
             share_prefixes=share_prefixes,
             adapters=adapters,
+            states=runner if isinstance(runner, StateRunner) else None,
         )
         self._adapters = adapters
 
@@ -123,7 +124,11 @@ class Engine:
         self._scheduler.failed.clear()
         if not plan:
             return progress
-        logits = self._runner.run([chunk for _, chunk in plan])
+        try:
+            logits = self._runner.run([chunk for _, chunk in plan])
+        except Exception:
+            self._scheduler.pass_failed()
+            raise
         # All sequences that need only the likeliest token share one wait for the device.
         plain = any(chunk.rows and sequence.sampler is None for sequence, chunk in plan)
         likeliest = logits.likeliest() if plain else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -80,3 +80,16 @@ class Runner(Protocol):
 
         Chunks of one token come first. If this raises, the engine may pass the same chunks again.
         """
+
+
+@runtime_checkable
+class StateRunner(Runner, Protocol):
+    """A runner that keeps a state for each sequence, and cannot go back to an earlier one.
+
+    It knows a sequence by the first of its pages, which are shared with no other. The chunks of a
+    sequence come in order and once each; one with ``start`` 0 begins with no state. If a pass
+    raises, all its sequences begin again.
+    """
+
+    def forget(self, page: int) -> None:
+        """Free the state, if there is one, of the sequence whose first page this was."""

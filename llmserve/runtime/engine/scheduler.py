@@ -13,7 +13,7 @@ from llmserve.runtime.engine.adapters import Adapters
 from llmserve.runtime.engine.guessing import Chance
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
-from llmserve.runtime.engine.runner import Chunk
+from llmserve.runtime.engine.runner import Chunk, StateRunner
 from llmserve.runtime.protocols import Tokenizer
 
 # A prompt whose log-probabilities are asked for has a row of logits for each token, which can be
@@ -76,12 +76,15 @@ class Scheduler:
         pace: Pace,
         share_prefixes: bool = True,
         adapters: Adapters | None = None,
+        states: StateRunner | None = None,
     ) -> None:
         self.pool = pool
+        self._states = states
         self._adapters = adapters
         self.failed: list[tuple[Generation, Exception]] = []
         """Those whose adapter could not be loaded when it was their turn."""
-        self.share_prefixes = share_prefixes
+        # A page says nothing of the state after it.
+        self.share_prefixes = share_prefixes and states is None
         self.max_sequences = max_sequences
         self.pace = pace
         self.waiting: deque[ScheduledSequence] = deque()
@@ -147,6 +150,11 @@ class Scheduler:
             sequence.last_content = self.pool.publish(page, sequence.last_content, ids)
             sequence.published += 1
 
+    def pass_failed(self) -> None:
+        """Begin again with all sequences whose states may be of a pass that failed."""
+        while self._states is not None and self.running:
+            self._requeue_newest()
+
     def remove(self, sequence: ScheduledSequence) -> None:
         """Remove a running or waiting sequence; its pages are free at once."""
         if sequence in self.waiting:
@@ -201,14 +209,19 @@ class Scheduler:
             if (page := self.pool.take(*sequence.pages[-1:])) is not None:
                 sequence.pages.append(page)
                 continue
-            newest = self.running.pop()
-            self._release(newest)
-            self.waiting.appendleft(newest)
-            if newest is sequence:
+            if self._requeue_newest() is sequence:
                 return False
         return True
 
+    def _requeue_newest(self) -> ScheduledSequence:
+        newest = self.running.pop()
+        self._release(newest)
+        self.waiting.appendleft(newest)
+        return newest
+
     def _release(self, sequence: ScheduledSequence) -> None:
+        if self._states is not None and sequence.pages:
+            self._states.forget(sequence.pages[0])
         self.pool.release(sequence.pages)
         sequence.reset_pages()
         if self._adapters is not None and sequence.adapter:

@@ -22,7 +22,13 @@ _WIDTH = 64
 _FEW_EXPERTS = 32
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _WIDE = ("intermediate", "ffn_dim", "ffn_hidden", "n_inner", "dff", "feed_forward")
-_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+_WINDOWS = (
+    "sliding_window",
+    "sliding_window_size",
+    "attention_chunk_size",
+    "local_attention",
+    "window_size",
+)
 _ORIGINAL = "original_max_position_embeddings"
 
 

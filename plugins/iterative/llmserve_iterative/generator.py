@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve.plugin import IncompatibleError
 from llmserve.runtime import (
     ADAPTERS,
     DEFAULT_ADAPTER_MB,
@@ -16,6 +17,7 @@ from llmserve.runtime import (
     Generation,
     Guesser,
     PromptLookup,
+    StateRunner,
     Stepper,
     Tokenizer,
     adapter_names,
@@ -25,7 +27,7 @@ from llmserve.runtime.causal import context_length, eos_ids, load, original_leng
 from llmserve_iterative import cache_tokens
 
 if TYPE_CHECKING:
-    from llmserve_iterative.runner import FlatRunner, PaddedRunner
+    from llmserve_iterative.runner import FlatRunner, OwnCacheRunner, PaddedRunner
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class StepwiseGenerator:
             )
         return self._engine
 
-    def _make_runner(self, model: Any) -> FlatRunner | PaddedRunner:
+    def _make_runner(self, model: Any) -> FlatRunner | PaddedRunner | OwnCacheRunner:
         # Imported here because a build only inspects the class and need not load torch.
         from llmserve_iterative.runner import make_runner
 
@@ -82,8 +84,14 @@ class StepwiseGenerator:
         if placed := self._settings.get("draft"):
             shared = {name: self._settings[name] for name in ("device", "dtype", "pickle")}
             draft = load({**shared, **placed}, self._folder)
+            runner = self._make_runner(draft)
+            if isinstance(runner, StateRunner):
+                raise IncompatibleError(
+                    f"{type(draft).__name__} keeps a state that cannot take back wrong guesses",
+                    hint="choose a draft model without one, or prompt_lookup",
+                )
             return DraftModel(
-                self._make_runner(draft),
+                runner,
                 self._settings["draft_tokens"],
                 context_length=exact_length(draft),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -198,7 +199,75 @@ class PaddedRunner:
         return logits[[row for row, chunk in enumerate(chunks) if chunk.rows], -1]
 
 
-Runner = FlatRunner | PaddedRunner
+class OwnCacheRunner:
+    """Runs each sequence by itself with the cache that the model makes: for models with states.
+
+    It is a :class:`~llmserve.runtime.StateRunner`. Pages only count the tokens. The weights are
+    read once for each sequence, so several take as many times as long as one.
+    """
+
+    page_size = 32
+    accepts_runs = False
+
+    def __init__(self, model: Any, tokens: int, *, pieces: bool = True) -> None:
+        self.page_count = _page_count(tokens, self.page_size)
+        self._model = model
+        self._pieces = pieces
+        """Whether the model computes several tokens at once after others."""
+        self.adapters = LoraProducts(model)
+        taken = inspect.signature(model.forward).parameters
+        self._name = next((name for name in _CACHES if name in taken), "")
+        self._takes_positions = "position_ids" in taken
+        self._takes_rows = "logits_to_keep" in taken
+        if not self._name:
+            raise NotImplementedError("it has no cache")
+        if any(name.startswith("index") for name in vars(model.config.get_text_config())):
+            # Read in pieces, it would choose other tokens beyond as many as it attends to.
+            raise NotImplementedError("it chooses what it attends to with an index of its own")
+        self._caches: dict[int, Any] = {}
+
+    def forget(self, page: int) -> None:
+        self._caches.pop(page, None)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> TorchLogits:
+        rows = [self._compute(chunk) for chunk in chunks]
+        return TorchLogits(torch.cat(rows))
+
+    def _compute(self, chunk: Chunk) -> Tensor:
+        if not chunk.start:
+            self.forget(chunk.pages[0])
+        count = len(chunk.ids)
+        step = count if self._pieces or not chunk.start else 1
+        logits = torch.cat([self._forward(chunk, at, at + step) for at in range(0, count, step)])
+        return logits[len(logits) - chunk.rows :]
+
+    def _forward(self, chunk: Chunk, first: int, stop: int) -> Tensor:
+        """Compute some tokens of a chunk; return the rows of at least those that are needed."""
+        start, ids = chunk.start + first, chunk.ids[first:stop]
+        page, device = chunk.pages[0], self._model.device
+        inputs: dict[str, Any] = {}
+        if (cache := self._caches.get(page)) is not None:
+            inputs[self._name] = cache
+        if self._takes_positions:
+            # Not every model asks its cache how many tokens there are.
+            inputs["position_ids"] = torch.arange(start, start + len(ids), device=device)[None]
+        if self._takes_rows:
+            inputs["logits_to_keep"] = max(1, chunk.rows - (len(chunk.ids) - stop))
+        with self.adapters.of_rows([chunk.adapter] * len(ids), (1, len(ids))):
+            output = self._model(
+                input_ids=torch.tensor([ids], device=device), use_cache=True, **inputs
+            )
+        if (cache := output.get(self._name)) is None:
+            raise NotImplementedError("it returns no cache")
+        self._caches[page] = cache
+        return cast(Tensor, output.logits[0])
+
+
+# What models call their caches.
+_CACHES = ("past_key_values", "cache_params", "state")
+
+Runner = FlatRunner | PaddedRunner | OwnCacheRunner
 
 
 def _page_count(tokens: int, page_size: int) -> int:
@@ -216,7 +285,8 @@ def make_runner(model: Any, cache_tokens: int) -> Runner:
         if model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16):
             runners += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
         runners.append(partial(FlatRunner, PagePlan))
-    for create in (*runners, PaddedRunner):
+    runners += [PaddedRunner, OwnCacheRunner, partial(OwnCacheRunner, pieces=False)]
+    for create in runners:
         if runner := trial.run(partial(create, model, cache_tokens)):
             return runner
         model.set_attn_implementation(own_attention)

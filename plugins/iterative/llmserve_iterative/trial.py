@@ -15,7 +15,6 @@ from llmserve.plugin import DEMO, BuildContext, IncompatibleError, UnservedError
 
 UNSERVED = 69
 """The exit status if the model has a part that cannot be computed; the last line says which."""
-_STATE = "has layers that keep a state (linear attention, a convolution or a recurrence)"
 _DIFFERS = "is computed differently step by step: log-probabilities are off by {:.2g}"
 _TOLERANCE = 0.02
 
@@ -46,7 +45,6 @@ def _tried(config: str, folder: Path, *, trusted: bool) -> str:
 def try_small(config: Any) -> None:
     """Decode texts with a small model of a configuration; raise if it answers differently."""
     import torch
-    from transformers import DynamicCache
 
     from llmserve.runtime.causal import (
         NEAR,
@@ -60,8 +58,6 @@ def try_small(config: Any) -> None:
     from llmserve_iterative.runner import make_runner
 
     text_config = config.get_text_config()
-    if any(not hasattr(layer, "keys") for layer in DynamicCache(config=text_config).layers):
-        raise UnservedError(_STATE)
     if (model := small_model(config)) is None:
         return
     limits = [

@@ -35,7 +35,7 @@ arrivals = st.lists(
 )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon", "qwen3_next"])
 @settings(max_examples=8, deadline=None)
 @given(
     requests=arrivals,

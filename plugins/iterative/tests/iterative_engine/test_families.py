@@ -10,11 +10,14 @@ from llmserve.runtime import Engine
 from llmserve.testing import generation
 from llmserve.testing.tiny_models import CONTEXT, FAMILIES, VOCAB, make_model
 from llmserve_iterative.generator import exact_length
-from llmserve_iterative.runner import PaddedRunner
+from llmserve_iterative.runner import FlatRunner, OwnCacheRunner, PaddedRunner
 
 from .families import engine_of, finish, same_as_alone
 
-PADDED = {"falcon", "falcon_alibi", "bloom", "phimoe", "qwen2_moe"}
+RUNNERS: dict[str, type] = {
+    **dict.fromkeys(("falcon", "falcon_alibi", "bloom", "phimoe", "qwen2_moe"), PaddedRunner),
+    **dict.fromkeys(("lfm2", "mamba", "qwen3_next"), OwnCacheRunner),
+}
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -28,7 +31,7 @@ def engine(family: str) -> Engine:
 
 
 def test_its_runner(engine: Engine, family: str) -> None:
-    assert isinstance(engine._runner, PaddedRunner) == (family in PADDED)
+    assert type(engine._runner) is RUNNERS.get(family, FlatRunner)
 
 
 def test_alone(engine: Engine, family: str) -> None:

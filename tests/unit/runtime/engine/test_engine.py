@@ -14,7 +14,7 @@ from llmserve.runtime import DraftModel, Engine, Generation, Guesser, PromptLook
 from llmserve.runtime.engine.guessing import Price
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
-from tests.recall import VOCABULARY, RecallRunner
+from tests.recall import VOCABULARY, RecallingRunner, RecallRunner
 
 Request = dict[str, Any]
 
@@ -96,6 +96,7 @@ def outcome(answer: Generation) -> tuple[object, ...]:
     share_prefixes=st.booleans(),
     guesser=st.sampled_from(sorted(GUESSERS)),
     failing=st.sets(st.integers(0, 30), max_size=3),
+    states=st.booleans(),
 )
 def test_any_mix_gives_the_answers_that_each_gets_alone(
     arrivals: list[Request],
@@ -105,8 +106,9 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
     share_prefixes: bool,
     guesser: str,
     failing: set[int],
+    states: bool,
 ) -> None:
-    runner = RecallRunner(pages)
+    runner = RecallingRunner(pages) if states else RecallRunner(pages)
     engine = Engine(
         runner,
         ByteTokenizer(),
@@ -151,8 +153,10 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
             assert outcome(answer) == outcome(alone(request))
         else:
             assert request["cancelled_after"] is not None
-    if not share_prefixes:
+    if states or not share_prefixes:
         assert not any(answer.cached_tokens for answer in answers)
+    if isinstance(runner, RecallingRunner):
+        assert not runner.states
 
 
 def test_only_rows_that_are_needed_leave_the_runner() -> None:
