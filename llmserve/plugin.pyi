@@ -1,6 +1,5 @@
 from llmserve import scaffold as scaffold
 from llmserve.builder.adapters import ADAPTER_OPTIONS as ADAPTER_OPTIONS
-from llmserve.builder.adapters import adapters_of as adapters_of
 from llmserve.builder.adapters import add_adapter as add_adapter
 from llmserve.builder.adapters import place_adapters as place_adapters
 from llmserve.builder.adapters import remove_adapter as remove_adapter

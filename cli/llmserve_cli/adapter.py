@@ -57,7 +57,7 @@ def add(model: str, named: str, repository: Path | None) -> None:
     built = _built(model, repository)
     with while_importing():
         from llmserve.plugin import add_adapter
-    lora = add_adapter(_version(built), _settings(built), name, Path(folder))
+    lora = add_adapter(_version(built), _generator(built), name, Path(folder))
     click.echo(
         f"llmserve: {model} has the adapter {name}: rank {lora.rank}, {len(lora.shapes)} products",
         err=True,
@@ -90,8 +90,7 @@ def list_adapters(model: str, repository: Path | None, as_json: bool) -> None:
     \b
     llmserve adapter list demo
     """
-    from llmserve.plugin import adapters_of
-    from llmserve.runtime import LoraError
+    from llmserve.runtime import LoraError, adapters_of
 
     found = adapters_of(_version(_built(model, repository)))
     rows = [
@@ -118,17 +117,17 @@ def _built(name: str, repository: Path | None) -> Model:
     if model.config is None or "adapter" not in {t.name for t in model.config.input}:
         raise IncompatibleError(
             f"{name} takes no adapters",
-            hint="build it with a plugin that does, such as --plugin iterative",
+            hint="build it with a plugin that does, such as iterative; an older build, again",
         )
     return model
 
 
-def _settings(model: Model) -> dict[str, Any]:
+def _generator(model: Model) -> dict[str, Any]:
     part = model.manifest.components.get("generator") if model.manifest else None
     if part is None:
         raise ConfigError(f"{model.folder} was not built by llmserve")
-    settings: dict[str, Any] = part["settings"]
-    return settings
+    generator: dict[str, Any] = part
+    return generator
 
 
 def _version(model: Model) -> Path:

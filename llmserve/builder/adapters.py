@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from llmserve.builder.progress import Note
 from llmserve.builder.source_files import check_links
 from llmserve.errors import ModelSourceError, OptionError
 from llmserve.plugins.options import Option
-from llmserve.runtime.location import located
 from llmserve.runtime.lora import (
     ADAPTERS,
     CONFIG,
@@ -21,13 +21,14 @@ from llmserve.runtime.lora import (
     WEIGHTS,
     Lora,
     LoraError,
-    adapter_names,
+    adapters_of,
     is_adapter_name,
     read_lora,
 )
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
+    from llmserve.runtime.lora_weights import ProductShapes
 
 ADAPTER_OPTIONS = (
     Option(
@@ -46,22 +47,29 @@ ADAPTER_OPTIONS = (
 """The options of a generator that has adapters; ``place_adapters`` reads them."""
 
 
-def place_adapters(context: BuildContext, settings: Mapping[str, Any]) -> None:
-    """Copy the adapters of a build into the model; ``settings`` say where that is."""
+def place_adapters(context: BuildContext, runtime: str, settings: Mapping[str, Any]) -> None:
+    """Copy the adapters of a build into the model; ``settings`` say where that is.
+
+    ``runtime`` is the generator's, whose ``adapter_shapes`` says to what adapters may add.
+    """
     named = _named(str(context.options["adapters"]))
     if not named:
         return
-    products = _products(settings, context.folder)
+    shapes = _shapes(runtime, settings, context.folder)
     for name, folder in named.items():
-        with _checked(name, folder, products, context.folder) as (copy, lora):
+        with _checked(name, folder, shapes, context.folder) as (copy, lora):
             copy.rename(context.folder / ADAPTERS / name)
         if note := _other_base(lora, context.source.asked):
             context.report(Note(f"note: the adapter {name} {note}"))
 
 
-def add_adapter(version: Path, settings: Mapping[str, Any], name: str, folder: Path) -> Lora:
-    """Add an adapter to a built model, or replace it; requests in flight keep the one before."""
-    with _checked(name, folder, _products(settings, version), version) as (copy, lora):
+def add_adapter(version: Path, generator: Mapping[str, Any], name: str, folder: Path) -> Lora:
+    """Add an adapter to a built model, or replace it; requests in flight keep the one before.
+
+    ``generator`` is the entry of the manifest.
+    """
+    shapes = _shapes(generator["runtime"], generator["settings"], version)
+    with _checked(name, folder, shapes, version) as (copy, lora):
         target = version / ADAPTERS / name
         with tempfile.TemporaryDirectory(dir=version / ADAPTERS, prefix=".") as old:
             if target.exists():
@@ -77,17 +85,6 @@ def remove_adapter(version: Path, name: str) -> None:
         raise ModelSourceError(f"there is no adapter {name!r}", hint=_known(version))
     with tempfile.TemporaryDirectory(dir=version / ADAPTERS, prefix=".") as old:
         folder.rename(Path(old) / name)
-
-
-def adapters_of(version: Path) -> dict[str, Lora | LoraError]:
-    """Return the adapters of a model by name, or what is wrong with one."""
-    found: dict[str, Lora | LoraError] = {}
-    for name in adapter_names(version):
-        try:
-            found[name] = read_lora(version / ADAPTERS / name)
-        except LoraError as error:
-            found[name] = error
-    return found
 
 
 def _named(text: str) -> dict[str, Path]:
@@ -111,8 +108,12 @@ def _checked_name(name: str) -> str:
 
 
 @contextmanager
-def _checked(name: str, folder: Path, products: Any, version: Path) -> Iterator[tuple[Path, Lora]]:
+def _checked(
+    name: str, folder: Path, shapes: ProductShapes, version: Path
+) -> Iterator[tuple[Path, Lora]]:
     """Copy an adapter's files to a place that goes with the block, and check the copy."""
+    from llmserve.runtime.lora_weights import check_lora, read_lora_weights
+
     files = [folder / CONFIG, folder / WEIGHTS]
     if not folder.is_dir():
         raise ModelSourceError(f"there is no folder {folder}", hint="name an adapter's folder")
@@ -127,9 +128,9 @@ def _checked(name: str, folder: Path, products: Any, version: Path) -> Iterator[
                 shutil.copyfile(file, copy / file.name)
         try:
             lora = read_lora(copy)
-            products.fits(lora)
-            products.load(name, lora)
-            products.unload(name)
+            check_lora(lora, shapes)
+            for _ in read_lora_weights(lora):
+                pass
         except LoraError as error:
             raise ModelSourceError(
                 f"the adapter {name} in {folder} {error}",
@@ -138,10 +139,10 @@ def _checked(name: str, folder: Path, products: Any, version: Path) -> Iterator[
         yield copy, lora
 
 
-def _products(settings: Mapping[str, Any], version: Path) -> Any:
-    from llmserve.runtime.torch.lora import lora_products
-
-    return lora_products(*located(settings, version))
+def _shapes(runtime: str, settings: Mapping[str, Any], version: Path) -> ProductShapes:
+    module, _, name = runtime.partition(":")
+    shapes: ProductShapes = getattr(import_module(module), name).adapter_shapes(settings, version)
+    return shapes
 
 
 def _other_base(lora: Lora, asked: str) -> str:

@@ -50,8 +50,13 @@ from llmserve.runtime.lora import DEFAULT_ADAPTER_MB as DEFAULT_ADAPTER_MB
 from llmserve.runtime.lora import Lora as Lora
 from llmserve.runtime.lora import LoraError as LoraError
 from llmserve.runtime.lora import adapter_names as adapter_names
+from llmserve.runtime.lora import adapters_of as adapters_of
 from llmserve.runtime.lora import is_adapter_name as is_adapter_name
 from llmserve.runtime.lora import read_lora as read_lora
+from llmserve.runtime.lora_weights import LoraColumns as LoraColumns
+from llmserve.runtime.lora_weights import ProductShapes as ProductShapes
+from llmserve.runtime.lora_weights import check_lora as check_lora
+from llmserve.runtime.lora_weights import read_lora_weights as read_lora_weights
 from llmserve.runtime.metrics import Metrics as Metrics
 from llmserve.runtime.protocols import Answer as Answer
 from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingFormatter

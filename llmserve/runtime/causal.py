@@ -15,9 +15,11 @@ from llmserve.runtime.torch.small import NEAR, small_model
 if TYPE_CHECKING:
     import torch
 
+    from llmserve.runtime.lora_weights import ProductShapes
+
 __all__ = [
-    "NEAR", "context_length", "eos_ids", "load", "off_by", "original_length", "pages_of",
-    "random_texts", "scores", "small_model", "try_imports",
+    "NEAR", "adapter_shapes", "context_length", "eos_ids", "load", "off_by", "original_length",
+    "pages_of", "random_texts", "scores", "small_model", "try_imports",
 ]  # fmt: skip
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +46,13 @@ def try_imports(
     for name in (loader, *(config.get("architectures") or ())):
         if name in dir(transformers):
             getattr(transformers, name)
+
+
+def adapter_shapes(settings: Mapping[str, Any], folder: Path) -> ProductShapes:
+    """Return the shapes of the products to which adapters may add, without reading a weight."""
+    from llmserve.runtime.torch.lora import lora_products
+
+    return lora_products(*located(settings, folder)).shapes
 
 
 def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelForCausalLM") -> Any:

@@ -97,6 +97,17 @@ def _is_finite(value: float) -> bool:
         return False
 
 
+def adapters_of(version: Path) -> dict[str, Lora | LoraError]:
+    """Return the adapters of a model by name, or what is wrong with one."""
+    found: dict[str, Lora | LoraError] = {}
+    for name in adapter_names(version):
+        try:
+            found[name] = read_lora(version / ADAPTERS / name)
+        except LoraError as error:
+            found[name] = error
+    return found
+
+
 def _config(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MAX_CONFIG:

@@ -1,8 +1,4 @@
-"""Adds adapters to the products of a torch model: those of all rows of a pass at the same time.
-
-The first matrices of all loaded adapters stand side by side, and so do the second ones. A row gets
-what its own adapter adds because the columns of the others are zeros between the two.
-"""
+"""Adds adapters to the products of a torch model: those of all rows of a pass at the same time."""
 
 from __future__ import annotations
 
@@ -14,41 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmserve.runtime.lora import Lora, LoraError
-
-_REFUSED = ("lm_head", "experts")
-"""Modules that do not get each token of a pass once."""
+from llmserve.runtime.lora import Lora
+from llmserve.runtime.lora_weights import LoraColumns, ProductShapes, check_lora, read_lora_weights
 
 
 class LoraProducts:
     """Implements :class:`~llmserve.runtime.engine.adapters.AdapterHome` for a torch model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules: dict[str, Any] = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        }
+        self._modules = _products(model)
+        self.shapes: ProductShapes = {name: _shape(each) for name, each in self._modules.items()}
         self._weights: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
-        self._loras: dict[str, Lora] = {}
+        self._ranks: dict[str, int] = {}
         self._stacks: dict[str, tuple[Tensor, Tensor]] = {}
         self._hooks: dict[str, Any] = {}
-        self._columns: dict[str, slice] = {}
+        self._columns = LoraColumns({})
         self._used: slice | None = None
         """The columns that the rows of a pass use, if any of them has an adapter."""
         self._others: Tensor | None = None
         """Where a row's columns are not its own, if the rows of a pass have several adapters."""
 
     def fits(self, lora: Lora) -> None:
-        for name, shape in lora.shapes.items():
-            if any(part in _REFUSED for part in name.split(".")):
-                raise LoraError(f"adds to {name}, which is not supported")
-            if (module := self._modules.get(name)) is None:
-                raise LoraError(f"adds to {name}, which is no product of this model")
-            if shape != (own := _shape(module)):
-                raise LoraError(
-                    f"has {shape} for {name}, which has {own} here: is it of this model?"
-                )
+        check_lora(lora, self.shapes)
 
     def size(self, lora: Lora) -> int:
         # Its own weights, and their place beside those of others.
@@ -57,52 +40,35 @@ class LoraProducts:
         return 2 * lora.rank * sum(each)
 
     def load(self, key: str, lora: Lora) -> None:
-        from safetensors import SafetensorError, safe_open
-
+        types = {self._modules[name].weight.dtype for name in lora.shapes}
         weights = {}
-        try:
-            with safe_open(lora.file, "pt") as stored:
-                for name, (inputs, outputs) in lora.shapes.items():
-                    own = self._modules[name].weight
-                    pair = []
-                    for kind, shape in (("A", (lora.rank, inputs)), ("B", (outputs, lora.rank))):
-                        part = stored.get_tensor(f"base_model.model.{name}.lora_{kind}.weight")
-                        if part.shape != shape:
-                            raise LoraError("was changed while it was read")
-                        part = part.to(own.dtype) if part.is_floating_point() else part
-                        scaled = part * lora.scale if kind == "B" else part
-                        if part.dtype != own.dtype or not scaled.isfinite().all():
-                            raise LoraError(f"has weights of {name} that are no numbers")
-                        pair.append(part.to(own.device))
-                    weights[name] = pair[0], pair[1]
-        except (OSError, SafetensorError):
-            raise LoraError("has files that cannot be read") from None
-        self._weights[key], self._loras[key] = weights, lora
+        for name, *pair in read_lora_weights(lora, min(torch.finfo(dtype).max for dtype in types)):
+            own = self._modules[name].weight
+            first, second = (torch.from_numpy(part).to(own.device, own.dtype) for part in pair)
+            weights[name] = first, second
+        self._weights[key], self._ranks[key] = weights, lora.rank
         self._stack()
 
     def unload(self, key: str) -> None:
-        del self._weights[key], self._loras[key]
+        del self._weights[key], self._ranks[key]
         self._stack()
 
     def _stack(self) -> None:
-        """Put the matrices of all loaded adapters side by side; a scale is in the second ones."""
-        stops, stop = {}, 0
-        for key, lora in self._loras.items():
-            stops[key] = slice(stop, stop + lora.rank)
-            stop += lora.rank
-        self._columns = stops
+        """Put the matrices of all loaded adapters side by side."""
+        self._columns = LoraColumns(self._ranks)
         wanted = {name for weights in self._weights.values() for name in weights}
         for name in self._hooks.keys() - wanted:
             self._hooks.pop(name).remove()
             del self._stacks[name]
         for name in wanted:
             weight = self._modules[name].weight
-            inputs, outputs = _shape(self._modules[name])
-            first = torch.zeros(stop, inputs, dtype=weight.dtype, device=weight.device)
-            second = torch.zeros(stop, outputs, dtype=weight.dtype, device=weight.device)
-            for key, columns in stops.items():
-                if pair := self._weights[key].get(name):
-                    first[columns], second[columns] = pair[0], pair[1].T * self._loras[key].scale
+            first, second = (
+                torch.zeros(self._columns.count, size, dtype=weight.dtype, device=weight.device)
+                for size in self.shapes[name]
+            )
+            for key, weights in self._weights.items():
+                if pair := weights.get(name):
+                    first[self._columns[key]], second[self._columns[key]] = pair
             self._stacks[name] = first, second
             if name not in self._hooks:
                 self._hooks[name] = self._modules[name].register_forward_hook(self._adding(name))
@@ -131,17 +97,10 @@ class LoraProducts:
         if not any(keys):
             yield
             return
-        if len({*keys}) == 1:
-            self._used = self._columns[keys[0]]
-        else:
-            total = max(columns.stop for columns in self._columns.values())
-            others = torch.ones(len(keys), total, dtype=torch.bool)
-            for row, key in enumerate(keys):
-                if key:
-                    others[row, self._columns[key]] = False
-            weight = next(iter(self._stacks.values()))[0]
-            self._used = slice(0, total)
-            self._others = others.to(weight.device).view(*shape, total)
+        self._used, own = self._columns.of_rows(keys)
+        if len({*keys}) > 1:
+            device = next(iter(self._stacks.values()))[0].device
+            self._others = torch.from_numpy(~own).to(device).view(*shape, -1)
         try:
             yield
         finally:
@@ -156,6 +115,14 @@ def lora_products(location: str, options: Mapping[str, Any]) -> LoraProducts:
         config = AutoConfig.from_pretrained(location, **options)
         trusted = {"trust_remote_code": True} if options.get("trust_remote_code") else {}
         return LoraProducts(AutoModelForCausalLM.from_config(config, **trusted))
+
+
+def _products(model: nn.Module) -> dict[str, Any]:
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    }
 
 
 def _shape(module: Any) -> tuple[int, int]:

@@ -22,6 +22,8 @@ from llmserve.plugin import (
 )
 from llmserve_hf.layout import LAYOUT_OPTION, apply_layout
 
+_RUNTIME = "llmserve_hf.generator:TransformersGenerator"
+
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
@@ -29,7 +31,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
         Generator(
             name="transformers",
             summary="AutoModelForCausalLM and its generate(), on CPU or GPU",
-            runtime="llmserve_hf.generator:TransformersGenerator",
+            runtime=_RUNTIME,
             prepare=_prepare_generator,
             needs=_needs,
             inputs=(
@@ -67,7 +69,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     settings = place_causal_model(context)
-    place_adapters(context, settings)
+    place_adapters(context, _RUNTIME, settings)
     apply_layout(context.config, str(context.options["layout"]))
     return {**settings, "adapter_mb": context.options["adapter_mb"]}
 

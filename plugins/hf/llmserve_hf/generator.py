@@ -61,6 +61,8 @@ class TransformersGenerator:
 
     # `llmserve check` calls it.
     try_imports = staticmethod(causal.try_imports)
+    # Builds and `llmserve adapter` call it.
+    adapter_shapes = staticmethod(causal.adapter_shapes)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""

@@ -33,6 +33,7 @@ from llmserve_iterative.trial import refuse_unserved
 # Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
 # (seen on 2.51). So there are many more slots than sequences in flight.
 _SEQUENCE_SLOTS = 65_536
+_RUNTIME = "llmserve_iterative.generator:StepwiseGenerator"
 
 
 @hookimpl
@@ -45,7 +46,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
         Generator(
             name="stepwise",
             summary="Any decoder-only transformers model, one token per sequence and step",
-            runtime="llmserve_iterative.generator:StepwiseGenerator",
+            runtime=_RUNTIME,
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
             needs=_needs,
@@ -121,7 +122,7 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     check_causal(context.source, **allowed(context))
     refuse_unserved(context)
     placed = place_model(context)
-    place_adapters(context, placed)
+    place_adapters(context, _RUNTIME, placed)
     return {
         **placed,
         "adapter_mb": options["adapter_mb"],

@@ -23,7 +23,14 @@ from llmserve.runtime import (
     adapter_names,
     run_batch,
 )
-from llmserve.runtime.causal import context_length, eos_ids, load, original_length, try_imports
+from llmserve.runtime.causal import (
+    adapter_shapes,
+    context_length,
+    eos_ids,
+    load,
+    original_length,
+    try_imports,
+)
 from llmserve_iterative import cache_tokens
 
 if TYPE_CHECKING:
@@ -49,6 +56,8 @@ class StepwiseGenerator:
 
     # `llmserve check` calls it.
     try_imports = staticmethod(try_imports)
+    # Builds and `llmserve adapter` call it.
+    adapter_shapes = staticmethod(adapter_shapes)
 
     @property
     def adapters(self) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmserve.plugin import (
+    ADAPTER_OPTIONS,
     DTYPE_OPTION,
     GUESS_OPTIONS,
     BuildContext,
@@ -20,6 +21,9 @@ from llmserve.plugin import (
     hookimpl,
 )
 
+RUNTIME = "llmserve_openvino.engine:OpenVinoGenerator"
+"""Of the generator."""
+
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
@@ -27,14 +31,14 @@ def llmserve_register_generators() -> Sequence[Generator]:
         Generator(
             name="openvino",
             summary="OpenVINO with paged attention, for CPUs",
-            runtime="llmserve_openvino.engine:OpenVinoGenerator",
+            runtime=RUNTIME,
             modes=frozenset({"step", "batch"}),
             weights=("*.safetensors", "openvino_model.xml", "openvino_model.bin"),
             prepare=_prepare_generator,
             needs=_needs,
             keeps_gguf=lambda options: options["weight_format"] == "auto",
             quantised=_keeps,
-            inputs=contract.ENGINE_OPTIONS,
+            inputs=(*contract.ENGINE_OPTIONS, contract.ADAPTER),
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
             options=(
@@ -86,9 +90,10 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 ),
                 Option("prefix_cache", True, "Reuse the cache of prompts that begin alike."),
                 *GUESS_OPTIONS,
+                *ADAPTER_OPTIONS,
                 Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
             ),
-            requires=("openvino",),
+            requires=("openvino", "safetensors"),
         )
     ]
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmserve.graphs import openvino
 from llmserve.runtime import (
+    ADAPTERS,
+    DEFAULT_ADAPTER_MB,
+    Adapters,
     DraftModel,
     Engine,
     Generation,
     Guesser,
+    Lora,
+    ProductShapes,
     PromptLookup,
     Tokenizer,
+    adapter_names,
+    adapters_of,
     contract,
     run_batch,
 )
+from llmserve_openvino.lora import product_shapes
 from llmserve_openvino.runner import OpenVinoRunner
 
 LOG = logging.getLogger(__name__)
@@ -38,31 +46,49 @@ class OpenVinoGenerator:
         self.eos_ids = frozenset(settings["eos_ids"])
         self._settings = settings
         self._properties = _properties(settings)
-        self._runner = self._make_runner(folder / settings["path"])
+        self._folder = folder
+        self._runner = self._make_runner(
+            folder / settings["path"],
+            [lora for lora in adapters_of(folder).values() if isinstance(lora, Lora)],
+        )
         self._guesser = self._make_guesser(folder)
         self._engine: Engine | None = None
 
+    @staticmethod
+    def adapter_shapes(settings: Mapping[str, Any], folder: Path) -> ProductShapes:
+        """Return the shapes of the products to which adapters may add."""
+        return product_shapes(openvino.Core().read_model(str(folder / settings["path"] / _MODEL)))
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names that requests may give at the moment."""
+        return adapter_names(self._folder)
+
     def stepper(self, tokenizer: Tokenizer) -> Engine:
         if self._engine is None:
+            # Models that were built before there were adapters have no such setting.
+            budget = self._settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
             self._engine = Engine(
                 self._runner,
                 tokenizer,
                 max_sequences=self._settings["max_sequences"],
                 share_prefixes=self._settings["prefix_cache"],
                 guesser=self._guesser,
+                adapters=Adapters(self._folder / ADAPTERS, self._runner.adapters, budget),
             )
         return self._engine
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         run_batch(self.stepper(tokenizer), generations)
 
-    def _make_runner(self, folder: Path) -> OpenVinoRunner:
+    def _make_runner(self, folder: Path, expected: Iterable[Lora] = ()) -> OpenVinoRunner:
         context = self.context_length or _CONTEXT
         return OpenVinoRunner(
             folder / _MODEL,
             self._properties,
             cache_tokens=max(4 * context, self._settings["max_sequences"] * context // 4),
             cache_bytes=self._settings["cache_gb"] * _GB,
+            expected=expected,
         )
 
     def _make_guesser(self, folder: Path) -> Guesser | None:

@@ -17,12 +17,14 @@ from llmserve.plugin import (
     check_causal,
     draft_context,
     has_kept_weights,
+    place_adapters,
     place_instances,
     quantised_in,
     refuse_shortage,
     run_program,
 )
 from llmserve.runtime.causal import original_length
+from llmserve_openvino import RUNTIME
 
 _FOLDER = "openvino"
 _UNSERVED = 69
@@ -36,7 +38,7 @@ _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": 
 _ROUNDED = ("fp16", "bf16", "int8", "int4")
 _LOAD_OPTIONS = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
-    "prompt_lookup", "draft_tokens", "threads",
+    "prompt_lookup", "draft_tokens", "adapter_mb", "threads",
 )  # fmt: skip
 _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "trust_remote_code")
 
@@ -50,6 +52,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     config, length = source.config(), _length(source.config())
     text_config = config.get("text_config") or config
     placement, served = _place_or_convert(context, _FOLDER)
+    place_adapters(context, RUNTIME, placement)
     if served and (length is None or served < length):
         context.report(
             f"of its context of {length} tokens, {served} are served: beyond them it attends or "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 
 from llmserve.graphs import openvino as ov
 from llmserve.plugin import IncompatibleError
-from llmserve.runtime import ArrayLogits, Chunk, memory
+from llmserve.runtime import ArrayLogits, Chunk, Lora, LoraError, memory
+from llmserve_openvino.lora import OWN, OpenVinoProducts, add_products, product_shapes
 from llmserve_openvino.mapping import release
 from llmserve_openvino.own_attention import apply_told
 from llmserve_openvino.workarounds import keep_halves, use_paged_attention
@@ -28,7 +30,8 @@ class OpenVinoRunner:
     """Implements :class:`llmserve.runtime.Runner`.
 
     ``cache_bytes`` is what the cache may take in all, 0 for as much as ``cache_tokens`` need: the
-    operating system gives memory to a page when it is first written.
+    operating system gives memory to a page when it is first written. The model is ready for the
+    adapters in ``expected``; for others it may have to be compiled again.
     """
 
     page_size = PAGE_SIZE
@@ -41,16 +44,23 @@ class OpenVinoRunner:
         *,
         cache_tokens: int,
         cache_bytes: int = 0,
+        expected: Iterable[Lora] = (),
     ) -> None:
-        core = ov.Core()
-        file = model.with_suffix(".bin") if isinstance(model, Path) else None
-        model = paged(core.read_model(str(model)) if isinstance(model, Path) else model)
-        keep_halves(model)
-        self._layers = sum(port.any_name.startswith("key_cache.") for port in model.inputs)
-        _keep_needed_rows(model)
-        options = {"PERFORMANCE_HINT": "LATENCY", **properties}
-        self._model = core.compile_model(model, "CPU", options)
-        self._inputs = {port.any_name for port in self._model.inputs}
+        self._core = ov.Core()
+        self._file = model if isinstance(model, Path) else None
+        self._options = {"PERFORMANCE_HINT": "LATENCY", **properties}
+        self._half = properties.get("INFERENCE_PRECISION_HINT") == "bf16"
+        graph = self._read() if self._file else model
+        self.adapters = OpenVinoProducts(product_shapes(graph), half=self._half)
+        for lora in expected:
+            with suppress(LoraError):
+                self.adapters.fits(lora)
+                self.adapters.expect(lora)
+        self._is_packed = False
+        self._passed: tuple[int, int, int] | None = None
+        """The change of the adapters, and the columns, of which the matrices are set."""
+        self._compile(graph)
+        self._layers = sum(port.any_name.startswith("key_cache.") for port in self._model.inputs)
         ports = [
             self._model.input(f"{kind}_cache.{layer}")
             for layer in range(self._layers)
@@ -77,13 +87,16 @@ class OpenVinoRunner:
             for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
         self._request = self._new_request()
-        if file is not None:
-            self._pack_weights(file)
+        self._pack_weights()
 
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
+        if self._request is None or self.adapters.targets != self._targets:
+            self._compile_again()
         inputs = _inputs(chunks)
         for name in inputs.keys() & self._inputs:
             self._pass(name, inputs[name])
+        if self._targets:
+            self._pass_adapters([chunk.adapter for chunk in chunks for _ in chunk.ids])
         try:
             # Other Python threads can run meanwhile. The scores are not copied: of 32 sequences and
             # a large vocabulary they are megabytes.
@@ -92,20 +105,59 @@ class OpenVinoRunner:
             # A request that failed may be left in any state; the pages are not part of it.
             self._request = self._new_request()
             raise
+        if not self._is_packed:
+            # OpenVINO has the weights in the form that the processor reads after the first pass.
+            # After that it reads only the table of tokens from the file, row by row.
+            self._is_packed = True
+            if self._file:
+                release(self._file.with_suffix(".bin"))
         logits = self._request.get_tensor("logits").data
         needed = sum(chunk.rows for chunk in chunks)
         return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
 
-    def _pack_weights(self, file: Path) -> None:
-        """Have the weights in the form that the processor reads, and give back that of the file.
+    def _read(self) -> Any:
+        return self._core.read_model(str(self._file))
 
-        OpenVINO makes it in the first pass. After that it reads only the table of tokens from the
-        file, row by row.
+    def _compile(self, graph: Any) -> None:
+        """Compile a graph that was read, with a place for what adapters add to their products."""
+        paged(graph)
+        keep_halves(graph)
+        _keep_needed_rows(graph)
+        targets = self.adapters.targets
+        if targets:
+            add_products(graph, sorted(targets), half=self._half)
+        self._model = self._core.compile_model(graph, "CPU", self._options)
+        self._inputs = {port.any_name for port in self._model.inputs}
+        self._targets, self._is_packed = targets, False
+
+    def _compile_again(self) -> None:
+        """Compile the model anew, for an adapter that adds to products to which none did before.
+
+        The cache stays. The former model goes first: both may not fit in memory.
         """
-        self.run([Chunk([0], 0, [0])])
-        for part in self._memory:
-            part[: len(part) // self.page_count] = 0
-        release(file)
+        graph = self._read()
+        self._request = self._model = None
+        self._compile(graph)
+        self._request = self._new_request()
+
+    def _pack_weights(self) -> None:
+        """Run a first pass, and leave no trace of it."""
+        if self._file:
+            self.run([Chunk([0], 0, [0])])
+            for part in self._memory:
+                part[: len(part) // self.page_count] = 0
+
+    def _pass_adapters(self, keys: Sequence[str]) -> None:
+        """Pass whose columns are whose, and the matrices if the rows need others than before."""
+        columns, own = self.adapters.columns.of_rows(keys)
+        self._pass(OWN, own)
+        state = self.adapters.changes, columns.start, columns.stop
+        if state != self._passed:
+            # OpenVINO reads them where they are.
+            self._matrices = {**self.adapters.stacks}
+            for name, tensor in self.adapters.inputs(columns).items():
+                self._request.set_tensor(name, tensor)
+            self._passed = state
 
     def _pass(self, name: str, values: Any) -> None:
         """Pass an input. A tensor of the same shape is filled again: in a short pass of a small
@@ -119,6 +171,7 @@ class OpenVinoRunner:
 
     def _new_request(self) -> Any:
         self._tensors: dict[str, Any] = {}
+        self._passed = None
         request = self._model.create_infer_request()
         for name, tensor in self._cache.items():
             request.set_tensor(name, tensor)

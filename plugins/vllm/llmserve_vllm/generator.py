@@ -17,6 +17,7 @@ from llmserve.runtime import (
     located,
     run_batch,
 )
+from llmserve.runtime.causal import adapter_shapes
 
 # vLLM is imported when a model is loaded: a build only inspects the class.
 
@@ -30,6 +31,9 @@ class VllmGenerator:
         self._stepper: Stepper | None = None
         self.context_length: int | None = self._model.context_length
         self.eos_ids = self._model.eos_ids
+
+    # Builds and `llmserve adapter` call it.
+    adapter_shapes = staticmethod(adapter_shapes)
 
     @property
     def adapters(self) -> list[str]:

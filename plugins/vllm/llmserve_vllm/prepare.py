@@ -51,7 +51,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     weights = weight_files(source, pickle=bool(options["pickle"]))
     files = dict.fromkeys([*weights, *tokenizer_files(source)])
     placed = context.place(files, "model")
-    place_adapters(context, placed)
+    place_adapters(context, "llmserve_vllm.generator:VllmGenerator", placed)
     return {
         **placed,
         "dtype": _dtype(str(options["dtype"]), source.config()),

@@ -44,7 +44,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path | No
     return found
 
 
-@pytest.mark.parametrize("plugin", ["iterative", pytest.param("hf", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "plugin",
+    ["iterative", *(pytest.param(name, marks=pytest.mark.long) for name in ("hf", "openvino"))],
+)
 def test_a_model_answers_with_the_adapter_that_is_named(
     plugin: str,
     triton: LiveTriton,
@@ -133,6 +136,6 @@ def _printed(*words: str) -> str:
 def test_a_model_without_adapters_has_no_name_with_one(
     gateway: Gateway, triton: LiveTriton
 ) -> None:
-    model = triton.build("openvino")
+    model = triton.build("gpt2-torchscript")
     with pytest.raises(openai.NotFoundError, match="has no adapters"):
         gateway.client().completions.create(model=f"{model}:one", prompt="a")
