@@ -7,17 +7,21 @@ import queue
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from soak import Soak, figure
+from transformers import AutoTokenizer
 from tritonclient import grpc as triton_grpc
 
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 from llmserve.testing.live import completion_order
 from llmserve.testing.logprobs import check_logprobs
+from llmserve.testing.tiny_models import make_model
 
 pytestmark = pytest.mark.long
 
@@ -166,3 +170,17 @@ def test_logprobs_are_those_of_the_models_logits(
     triton: LiveTriton, options: dict[str, Any]
 ) -> None:
     check_logprobs(triton, triton.build("iterative", **options))
+
+
+def test_a_hybrid_gives_the_answers_of_generate(triton: LiveTriton, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    tokenizer.save_pretrained(tmp_path)
+    make_model("qwen3_next", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    prompts = [PROMPT, "Once upon a time", "Hello", "The capital of France is"]
+    hf = triton.build("hf", str(tmp_path))
+    # Prompts are read in pieces, and the cache is too small for all of them at once.
+    model = triton.build("iterative", str(tmp_path), prefill_chunk=3, cache_tokens=128)
+    expected = [triton.client.generate(hf, p, max_tokens=40).text for p in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=40).text, prompts)
+        assert list(texts) == expected
