@@ -47,12 +47,20 @@ ADAPTER_OPTIONS = (
 """The options of a generator that has adapters; ``place_adapters`` reads them."""
 
 
+def check_adapters(options: Mapping[str, Any]) -> None:
+    """Refuse adapters that no model could have, before a long build begins."""
+    for name, folder in _named(str(options.get(ADAPTER_OPTIONS[0].name, ""))).items():
+        _check_files(folder)
+        with _refusing(name, folder):
+            read_lora(folder)
+
+
 def place_adapters(context: BuildContext, runtime: str, settings: Mapping[str, Any]) -> None:
     """Copy the adapters of a build into the model; ``settings`` say where that is.
 
     ``runtime`` is the generator's, whose ``adapter_shapes`` says to what adapters may add.
     """
-    named = _named(str(context.options["adapters"]))
+    named = _named(str(context.options[ADAPTER_OPTIONS[0].name]))
     if not named:
         return
     shapes = _shapes(runtime, settings, context.folder)
@@ -114,29 +122,40 @@ def _checked(
     """Copy an adapter's files to a place that goes with the block, and check the copy."""
     from llmserve.runtime.lora_weights import check_lora, read_lora_weights
 
-    files = [folder / CONFIG, folder / WEIGHTS]
-    if not folder.is_dir():
-        raise ModelSourceError(f"there is no folder {folder}", hint="name an adapter's folder")
-    check_links([file for file in files if file.exists()], folder)
+    files = _check_files(folder)
     home = version / ADAPTERS
     home.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home, prefix=".") as draft:
         copy = Path(draft) / _checked_name(name)
         copy.mkdir()
         for file in files:
-            if file.is_file():
-                shutil.copyfile(file, copy / file.name)
-        try:
+            shutil.copyfile(file, copy / file.name)
+        with _refusing(name, folder):
             lora = read_lora(copy)
             check_lora(lora, shapes)
             for _ in read_lora_weights(lora):
                 pass
-        except LoraError as error:
-            raise ModelSourceError(
-                f"the adapter {name} in {folder} {error}",
-                hint="save it with PEFT's save_pretrained, for this model, or merge it",
-            ) from None
         yield copy, lora
+
+
+def _check_files(folder: Path) -> list[Path]:
+    """Return the files of an adapter that are in its folder, none of which is one elsewhere."""
+    if not folder.is_dir():
+        raise ModelSourceError(f"there is no folder {folder}", hint="name an adapter's folder")
+    files = [file for file in (folder / CONFIG, folder / WEIGHTS) if file.is_file()]
+    check_links(files, folder)
+    return files
+
+
+@contextmanager
+def _refusing(name: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except LoraError as error:
+        raise ModelSourceError(
+            f"the adapter {name} in {folder} {error}",
+            hint="save it with PEFT's save_pretrained, for this model, or merge it",
+        ) from None
 
 
 def _shapes(runtime: str, settings: Mapping[str, Any], version: Path) -> ProductShapes:

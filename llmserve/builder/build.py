@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from llmserve.builder.adapters import ADAPTER_OPTIONS, check_adapters
 from llmserve.builder.client_script import client_script
 from llmserve.builder.context import BuildContext
 from llmserve.builder.ensemble import Assembly
@@ -99,6 +100,8 @@ def build_spec(
         if not plan.generator.assemble:
             modelconfig.add_inputs(context.config, inputs)
             modelconfig.add_outputs(context.config, outputs)
+        if ADAPTER_OPTIONS[0] in plan.generator.options:
+            check_adapters(context.options)
         _check_quantised(plan, context, registry)
         try:
             drafts = _prepare(plan, context, inputs, packages)

@@ -106,6 +106,17 @@ def test_what_is_no_adapter_of_the_model_is_refused_and_leaves_nothing(
     assert "there is no folder /nowhere" in str(missing.exception)
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_build_refuses_one_before_it_reads_the_model(tmp_path: Path, is_empty: bool) -> None:
+    """A conversion may take an hour."""
+    model, folder = tmp_path / "model", tmp_path / "sql"
+    model.mkdir()
+    if is_empty:
+        folder.mkdir()
+    with pytest.raises(ModelSourceError, match="the adapter sql|there is no folder"):
+        llmserve.build("iterative", str(model), adapters=f"sql={folder}", output=tmp_path / "out")
+
+
 def test_a_model_that_takes_none_says_so(tmp_path: Path, adapter: Path) -> None:
     llmserve.build("gpt2-torchscript", "demo", name="demo", output=tmp_path)
     refused = run(tmp_path, "add", "demo", f"a={adapter}")
