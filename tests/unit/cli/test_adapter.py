@@ -113,7 +113,7 @@ def test_a_build_refuses_one_before_it_reads_the_model(tmp_path: Path, is_empty:
     model.mkdir()
     if is_empty:
         folder.mkdir()
-    with pytest.raises(ModelSourceError, match="the adapter sql|there is no folder"):
+    with pytest.raises(ModelSourceError, match=r"the adapter sql|there is no folder"):
         llmserve.build("iterative", str(model), adapters=f"sql={folder}", output=tmp_path / "out")
 
 
