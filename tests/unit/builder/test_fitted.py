@@ -34,7 +34,7 @@ def model_of(folder: Path, family: str, **settings: Any) -> Path:
     ("family", "settings", "plugin", "words"),
     [
         ("Gemma2", CAPPED, "iterative", ["caps its attention scores"]),
-        ("Lfm2", MIXED, "hf", ["keep a state", "keep a state"]),
+        ("Lfm2", MIXED, "iterative", ["keep a state"]),
     ],
 )
 def test_another_plugin_builds_what_the_first_cannot_compute(
@@ -54,7 +54,7 @@ def test_another_plugin_builds_what_the_first_cannot_compute(
 
 def test_a_named_plugin_that_cannot_compute_it_names_the_one_that_can(tmp_path: Path) -> None:
     model = model_of(tmp_path / "model", "Lfm2", **MIXED)
-    spec = BuildSpec("iterative", str(model), output=tmp_path / "repository")
-    with pytest.raises(UnservedError, match=r"keep a state.*: build it with --plugin hf"):
+    spec = BuildSpec("openvino", str(model), output=tmp_path / "repository")
+    with pytest.raises(UnservedError, match=r"keep a state.*: build it with --plugin iterative"):
         build_fitted(spec, Registry.load(), serves=False, change=None, report=lambda _: None)
     assert not (tmp_path / "repository").exists()
