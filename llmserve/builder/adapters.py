@@ -61,6 +61,8 @@ def place_adapters(context: BuildContext, runtime: str, settings: Mapping[str, A
     ``runtime`` is the generator's, whose ``adapter_shapes`` says to what adapters may add.
     """
     named = _named(str(context.options[ADAPTER_OPTIONS[0].name]))
+    # A server that runs has to find it when the first one is added.
+    (context.folder / ADAPTERS).mkdir(parents=True, exist_ok=True)
     if not named:
         return
     shapes = _shapes(runtime, settings, context.folder)

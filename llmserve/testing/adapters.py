@@ -264,6 +264,24 @@ class AdapterConformance:
             asked(engine, prompt, "a")
         assert (caught.value.code, caught.value.param) == ("adapter_not_found", "adapter")
 
+    def test_a_model_lends_no_adapters_of_one_that_was_built_in_its_place(
+        self, home: Path, tmp_path: Path
+    ) -> None:
+        """Theirs are for other weights, whatever their shapes."""
+        folder = tmp_path / "adapters"
+        shutil.copytree(home / "llama", folder)
+        engine = self.engine_with(folder, "llama")
+        before = asked(engine, PROMPTS[1], "one")
+        folder.rename(tmp_path / "old")
+        shutil.copytree(home / "llama", folder)
+        with pytest.raises(RequestError, match="other adapters than when it was loaded") as caught:
+            asked(engine, PROMPTS[1], "one")
+        assert caught.value.code == "adapter_not_found"
+        # As before, it is another that comes before its turn.
+        ((failed, cause),) = engine.step().failed
+        assert failed is before
+        assert isinstance(cause, RequestError)
+
     @pytest.mark.parametrize(
         "name", ["../one", "one/../one", "", ".", "a" * 65, "x:y", "a\nb", "a,b"]
     )

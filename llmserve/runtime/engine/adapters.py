@@ -34,6 +34,7 @@ class Adapters:
 
     def __init__(self, folder: Path, home: AdapterHome, budget: int) -> None:
         self._folder, self._home, self._budget = folder, home, budget
+        self._seen = _identity(folder)
         self._known: dict[str, tuple[str, Lora]] = {}
         """The last key of each name, and what its files are."""
         self._loaded: OrderedDict[str, int] = OrderedDict()
@@ -46,6 +47,13 @@ class Adapters:
 
     def find(self, name: str) -> str:
         """Return the key of a name; refuse one that is not there, or does not fit the model."""
+        if _identity(self._folder) not in (self._seen, None):
+            # Those of a model that was built in its place are for other weights.
+            raise RequestError(
+                "the model has other adapters than when it was loaded: load it again",
+                code="adapter_not_found",
+                param="adapter",
+            )
         key = self._key(name)
         if not key:
             self._known.pop(name, None)
@@ -110,6 +118,15 @@ class Adapters:
         self._home.unload(unused)
         del self._loaded[unused]
         return True
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from another at the same place; None if there is none."""
+    try:
+        state = folder.stat()
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
 
 
 def _replaced(name: str) -> RequestError:

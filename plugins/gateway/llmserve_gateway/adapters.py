@@ -17,7 +17,7 @@ from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.keys import Key
 
 _FRESH = 2.0
-"""Seconds after which it it is seen again, beside requests, which models have which adapters."""
+"""Seconds after which it is seen again, beside requests, which models have which adapters."""
 
 
 class Named(NamedTuple):

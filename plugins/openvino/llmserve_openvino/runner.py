@@ -50,8 +50,10 @@ class OpenVinoRunner:
         self._file = model if isinstance(model, Path) else None
         self._options = {"PERFORMANCE_HINT": "LATENCY", **properties}
         self._half = properties.get("INFERENCE_PRECISION_HINT") == "bf16"
-        graph = self._read() if self._file else model
-        self.adapters = OpenVinoProducts(product_shapes(graph), half=self._half)
+        # The file may be another model's by the time that this one is compiled again: it stays
+        # mapped as it was read.
+        self._graph = self._core.read_model(str(self._file)) if self._file else model
+        self.adapters = OpenVinoProducts(product_shapes(self._graph), half=self._half)
         for lora in expected:
             with suppress(LoraError):
                 self.adapters.fits(lora)
@@ -59,7 +61,7 @@ class OpenVinoRunner:
         self._is_packed = False
         self._passed: tuple[int, int, int] | None = None
         """The change of the adapters, and the columns, of which the matrices are set."""
-        self._compile(graph)
+        self._compile()
         self._layers = sum(port.any_name.startswith("key_cache.") for port in self._model.inputs)
         ports = [
             self._model.input(f"{kind}_cache.{layer}")
@@ -115,11 +117,9 @@ class OpenVinoRunner:
         needed = sum(chunk.rows for chunk in chunks)
         return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
 
-    def _read(self) -> Any:
-        return self._core.read_model(str(self._file))
-
-    def _compile(self, graph: Any) -> None:
-        """Compile a graph that was read, with a place for what adapters add to their products."""
+    def _compile(self) -> None:
+        """Compile the model that was read, with a place for what adapters add to its products."""
+        graph = self._graph.clone()
         paged(graph)
         keep_halves(graph)
         _keep_needed_rows(graph)
@@ -135,9 +135,8 @@ class OpenVinoRunner:
 
         The cache stays. The former model goes first: both may not fit in memory.
         """
-        graph = self._read()
         self._request = self._model = None
-        self._compile(graph)
+        self._compile()
         self._request = self._new_request()
 
     def _pack_weights(self) -> None:
