@@ -40,7 +40,7 @@ $(SPREAD) -m "$(1) and not alone"; tests=$$?; \
 	[ $$tests != 70 ] || { echo "Not all tests have run, since a worker died. All are run once more:"; $(SPREAD) -m "$(1) and not alone"; tests=$$?; }; \
 	[ $$tests != 1 ] || { echo "Failed tests are run once more, on their own:"; \
 		$(BIN)/pytest --last-failed --last-failed-no-failures none -m "$(1) and not alone"; tests=$$?; }; \
-	[ $$tests != 0 ] || { $(BIN)/pytest -m "$(1) and alone" tests/live plugins/openvino/tests; tests=$$?; [ $$tests != 5 ] || tests=0; }
+	[ $$tests != 0 ] || { $(BIN)/pytest -m "$(1) and alone" tests/live plugins/openvino/tests plugins/embed/tests; tests=$$?; [ $$tests != 5 ] || tests=0; }
 endef
 
 test: style

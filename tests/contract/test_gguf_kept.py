@@ -15,9 +15,7 @@ from llmserve.builder.build import build_spec
 from llmserve.builder.gguf.convert import convert as convert_file
 from llmserve.builder.plan import BuildSpec
 from llmserve.errors import ModelSourceError
-from llmserve.graphs.layers import parts
-from llmserve.graphs.scratch import Scratch
-from llmserve.graphs.stored import StoredWeights
+from llmserve.graphs import Scratch, StoredWeights, parts
 from llmserve.plugin import KeptWeights
 from llmserve_openvino.compare import difference
 from llmserve_openvino.gguf_weights import load_kept

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from llmserve.builder.size import size_in
+from llmserve.testing.memory import most_memory
 from llmserve.testing.tiny_encoders import save_tokenizer
 from llmserve_embed.needs import openvino_needs
 
@@ -32,21 +30,8 @@ def test_converting_takes_what_the_plugin_says(tmp_path: Path) -> None:
         "loader": "AutoModel", "padding": 0, "weight_format": "auto", "pickle": False,
         "trust_remote_code": False,
     }  # fmt: skip
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "llmserve_embed.convert"),
-            *(str(model), str(tmp_path / "ov"), json.dumps(settings)),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    most = 0
-    while process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-        if found := re.search(r"RssAnon:\s*(\d+) kB", status):
-            most = max(most, int(found[1]) * 1024)
-        time.sleep(0.02)
-    assert process.returncode == 0
+    program = ["-m", "llmserve_embed.convert", str(model), str(tmp_path / "ov")]
+    most = most_memory([sys.executable, *program, json.dumps(settings)])
     size = size_in(model)
     assert size is not None
     expected = openvino_needs(size, {"weight_format": "auto", "file": "", "dtype": "auto"}).build

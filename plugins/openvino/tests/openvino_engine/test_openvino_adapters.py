@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from llmserve.graphs import openvino
-from llmserve.graphs.stored import StoredWeights
+from llmserve.graphs import StoredWeights, openvino
 from llmserve.testing.adapters import AdapterConformance
 from llmserve.testing.tiny_models import make_model
 from llmserve_openvino.runner import OpenVinoRunner

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 import llmserve
 from llmserve.errors import IncompatibleError, ModelSourceError, OptionError
 from llmserve.plugin import BuildSpec, PartDone, UnservedError, build_spec, demo_model_path
+from llmserve.testing.memory import most_memory
 
 pytestmark = pytest.mark.long
 
@@ -93,7 +92,7 @@ def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
 
 
 def test_a_converted_model_without_attention_is_refused(converted: Path, tmp_path: Path) -> None:
-    from llmserve.graphs.library import openvino
+    from llmserve.graphs import openvino
 
     model = Path(shutil.copytree(converted, tmp_path / "model"))
     ops = openvino.opset13
@@ -205,18 +204,7 @@ def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
         }
         module = ["-m", "llmserve_openvino.convert", str(tmp_path / "model")]
         target = [str(tmp_path / weight_format), json.dumps(settings)]
-        process = subprocess.Popen(
-            [sys.executable, *module, *target],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        most = 0
-        while process.poll() is None:
-            status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-            if found := re.search(r"RssAnon:\s*(\d+) kB", status):
-                most = max(most, int(found[1]) * 1024)
-            time.sleep(0.02)
-        assert process.returncode == 0
+        most = most_memory([sys.executable, *module, *target])
         assert most < 1.5e9 < 0.45e9 + 3 * 2 * size
 
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 import transformers
 
-from llmserve.graphs.layers import parts
-from llmserve.graphs.stored import StoredWeights
+from llmserve.graphs import StoredWeights, parts
 from llmserve.plugin import UnservedError
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
 from llmserve.testing import ByteTokenizer

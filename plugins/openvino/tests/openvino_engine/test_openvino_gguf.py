@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.graphs.scratch import Scratch
+from llmserve.graphs import Scratch
 from llmserve.plugin import ModelSource, has_kept_weights
 from llmserve_openvino.gguf_blocks import READ, NoNumbers, packed_rows
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from llmserve.graphs.layers import parts
-from llmserve.graphs.library import openvino as ov
+from llmserve.graphs import StoredWeights, is_readable, parts
+from llmserve.graphs import openvino as ov
 from llmserve.graphs.packed_weight import (
     Kind,
     PackedWeight,
@@ -18,7 +18,6 @@ from llmserve.graphs.packed_weight import (
     table_weight,
     unpacked,
 )
-from llmserve.graphs.stored import StoredWeights, is_readable
 from llmserve.testing.tiny_models import make_model
 from llmserve_openvino.compare import difference
 from llmserve_openvino.trace import convert

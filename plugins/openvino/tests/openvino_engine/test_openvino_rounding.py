@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import llmserve.graphs.formats as formats
-from llmserve.graphs.library import openvino as ov
-from llmserve.graphs.packed_weight import Kind, unpacked
+from llmserve.graphs import StoredWeights, unpacked
+from llmserve.graphs import openvino as ov
+from llmserve.graphs.packed_weight import Kind
 from llmserve.graphs.rounding import rounded, whole_group
-from llmserve.graphs.stored import StoredWeights
 from llmserve.plugin import UnservedError
 from llmserve.testing.tiny_models import make_model
 from llmserve_openvino.importance import importance

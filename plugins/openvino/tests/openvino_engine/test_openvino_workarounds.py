@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmserve.graphs.library import openvino
+from llmserve.graphs import openvino
 from llmserve_openvino.workarounds import keep_halves
 
 
