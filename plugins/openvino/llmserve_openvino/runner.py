@@ -52,7 +52,7 @@ class OpenVinoRunner:
         self._half = properties.get("INFERENCE_PRECISION_HINT") == "bf16"
         # The file may be another model's by the time that this one is compiled again: it stays
         # mapped as it was read.
-        self._graph = self._core.read_model(str(self._file)) if self._file else model
+        self._graph: Any = self._core.read_model(str(self._file)) if self._file else model
         self.adapters = OpenVinoProducts(product_shapes(self._graph), half=self._half)
         for lora in expected:
             with suppress(LoraError):
