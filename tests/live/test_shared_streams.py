@@ -199,7 +199,8 @@ def test_a_model_is_loaded_again_and_unloaded_while_a_stream_is_open(triton: Liv
                 assert await asyncio.gather(*tasks) == expected
             began = time.monotonic()
             await asyncio.to_thread(triton.unload, model)
-            assert time.monotonic() - began < 15
+            # A stream that stays open would hold it for good; a busy machine takes its time.
+            assert time.monotonic() - began < 45
 
     run(test())
     triton.load(model)
