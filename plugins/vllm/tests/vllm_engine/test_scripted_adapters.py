@@ -168,9 +168,12 @@ def test_one_that_cannot_be_used_is_refused_before_vllm_has_its_request(
 def test_one_that_comes_to_a_model_without_any_waits_for_the_next_load(
     made: Made, folder: Path
 ) -> None:
-    (folder / "adapters").rename(folder / "later")
+    later = folder / "later"
+    later.mkdir()
+    for adapter in list((folder / "adapters").iterdir()):
+        adapter.rename(later / adapter.name)
     stepper = made()
-    (folder / "later").rename(folder / "adapters")
+    (later / "one").rename(folder / "adapters" / "one")
     with pytest.raises(RequestError, match="load the model again") as caught:
         stepper.admit(ask("one"))
     assert caught.value.code == "adapter_unusable"
