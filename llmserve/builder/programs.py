@@ -19,7 +19,7 @@ from pathlib import Path
 
 from llmserve.builder.progress import PartDone
 from llmserve.errors import OutputError, ShortageError
-from llmserve.hardware import MemoryKills, addresses, memory
+from llmserve.hardware import MemoryKills, addresses, memory, share_cores
 from llmserve.texts import in_gb
 
 PROGRAM_DONE = "llmserve-done "
@@ -62,12 +62,14 @@ def run_program(
     Raises :class:`ShortageError` if the system has killed it for want of memory.
     """
     kills, before = MemoryKills(), memory().free
+    env = {**os.environ, **(environment or {})}
+    share_cores(env)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
             arguments,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **(environment or {})},
+            env=env,
             encoding="utf-8",
             errors="replace",
         )

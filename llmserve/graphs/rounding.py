@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -55,7 +57,8 @@ def rounded(
     zeros = np.empty((rows, groups), np.uint8)
     counts = _counts(importance, width).view(groups, group)
     step = max(1, _PIECE // width)
-    for start in range(0, rows, step):
+
+    def round_rows(start: int) -> int:
         part = slice(start, min(start + step, rows))
         values = weight[part].float().reshape(-1, groups, group)
         found = _fitted(values, counts, _HIGHEST[kind], _STRETCHES[kind])
@@ -63,8 +66,27 @@ def rounded(
         integers[part] = packed(whole) if kind == "u4" else whole
         scales[part] = found.scales.squeeze(-1).numpy()
         zeros[part] = found.zeros.squeeze(-1).to(torch.uint8).numpy()
-        tell(part.stop / rows)
+        return part.stop
+
+    with _pieces_at_once() as pool:
+        for done in pool.map(round_rows, range(0, rows, step)):
+            tell(done / rows)
     return PackedWeight(kind, integers, group, scales, zeros)
+
+
+@contextmanager
+def _pieces_at_once() -> Iterator[ThreadPoolExecutor]:
+    """Return threads that compute a piece each, as many as torch would share one among.
+
+    An operation on a piece takes less than its threads would wait for one another.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _counts(importance: torch.Tensor | None, width: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.contract.container import release
 from llmserve.errors import LLMServeError, PluginError, ServerError
+from llmserve.hardware import share_cores
 from llmserve.packages import EMBEDDED, OLD_NUMPY, install_command, too_new_numpy
 from llmserve.problems import Problem
 from llmserve.server.find import stub_site
@@ -179,8 +180,6 @@ def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
     )
 
 
-# In iterations of GNU OpenMP's loop; a few hundredths of a millisecond.
-_SPIN_COUNT = "1000"
 # In bytes; 32 MiB is the C library's maximum for the first value.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 
@@ -190,12 +189,7 @@ def environment(libraries: Path, programs: Path) -> dict[str, str]:
     env = environment_of_triton()
     paths = [str(libraries), str(libraries / BUNDLED), env.get("LD_LIBRARY_PATH", "")]
     env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
-    # Threads that sleep immediately are woken a hundred times in a step of a small model, which
-    # costs a third of it; threads that spin a few hundredths of a millisecond first hardly ever
-    # are. Spinning longer gains next to nothing, and models that share the cores block each other:
-    # with ten times these iterations, two models are both four times slower than with these.
-    if "OMP_WAIT_POLICY" not in env:
-        env.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    share_cores(env)
     # A cache that is copied with every token allocates and frees the same memory repeatedly. If it
     # goes back to the system in between, it returns page by page, and a step takes twice as long.
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):

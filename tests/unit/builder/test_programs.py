@@ -26,6 +26,19 @@ def test_what_is_done_is_reported() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])
+def test_its_threads_leave_a_core_while_they_wait(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    ended, _ = run("import os, sys; sys.exit(f'spins: {os.environ.get(\"GOMP_SPINCOUNT\")}')")
+    few = own.get("GOMP_SPINCOUNT", None if own else "1000")
+    assert ended.reason == f"spins: {few}"
+
+
 def test_its_last_words_are_whole() -> None:
     words = "x" * 2000
     ended, _ = run(f"import sys; sys.exit('{words}')")

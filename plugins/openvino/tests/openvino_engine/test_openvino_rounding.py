@@ -105,6 +105,23 @@ def test_pieces_layouts_and_types_make_no_difference() -> None:
     assert unpacked(found.integers).max() == 15
 
 
+def test_several_threads_round_the_same_and_torch_keeps_its_own() -> None:
+    values = weight(rows=2000)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(rounded(values, "u4", 32))
+            assert torch.get_num_threads() == threads
+            with pytest.raises(UnservedError):
+                rounded(torch.full((64, 256), np.nan), "u4", 32)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(found[0].integers, found[1].integers)
+    np.testing.assert_array_equal(found[0].scales, found[1].scales)
+
+
 @pytest.mark.parametrize(
     ("width", "largest", "group"),
     [(576, 32, 32), (48, 32, 24), (1000, 32, 20), (99, 32, None), (62, 32, None), (54, 32, 18)],
