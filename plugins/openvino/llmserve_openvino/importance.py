@@ -13,7 +13,7 @@ import torch
 
 from llmserve.graphs import Importance, StoredWeights
 
-_ROWS, _LENGTH = 3, 256
+_TOKENS = 256
 
 
 def importance(
@@ -35,9 +35,9 @@ def importance(
         for layer in products
     ]
     config = model.config.get_text_config()
-    length = min(_LENGTH, getattr(config, "max_position_embeddings", None) or _LENGTH)
+    length = min(_TOKENS, getattr(config, "max_position_embeddings", None) or _TOKENS)
     chance = torch.Generator().manual_seed(0)
-    ids = torch.randint(config.vocab_size, (_ROWS, length), generator=chance)
+    ids = torch.randint(config.vocab_size, (1, length), generator=chance)
     try:
         with torch.inference_mode(), stored.computing():
             # Without the scores of each token, which are not needed and large.
