@@ -2,10 +2,11 @@
 
     python plugins/openvino/bench/size.py [SIZE:FORMAT[:PLUGIN] …]     such as 0.5:int8 1:auto:hf
 
-The table has the most memory of each phase, of all its processes together, and its seconds. A
-page that several share counts once, as a part for each (PSS). Beside the sum is what of it no file
-backs: the rest can be read again when another program needs the memory. The models are Llamas of
-random weights with the tokenizer of the demo.
+The FORMAT q4_k_m is that of a GGUF file, which stays as it is. The table has the most memory of
+each phase, of all its processes together, its seconds, and those of a processor. A page that
+several share counts once, as a part for each (PSS). Beside the sum is what of it no file backs: the
+rest can be read again when another program needs the memory. The models are Llamas of random
+weights with the tokenizer of the demo.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -37,7 +41,11 @@ _MARK = "LLMSERVE_MEASURED"
 _VOCABULARY = 32000
 _CONTEXT = 4096
 _SHARD = 500_000_000
+_GGUF = "q4_k_m"
 _GB = 1e9
+_LOOKS, _REST = 3, 9
+"""How often a process is looked at that is another's, and how many times as long as a look at the
+memory takes nothing is looked at."""
 # Billions of parameters, and the hidden size, that of the products between, layers, heads, and
 # heads of keys and values, as models of these sizes have them.
 _SHAPES = {
@@ -70,17 +78,36 @@ class Phase:
 
     seconds: float = 0.0
     peak: Memory = Memory()
+    computed: dict[str, float] = field(default_factory=dict)
+    """Seconds of a processor, by process."""
+    before: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def processor(self) -> float:
+        return sum(self.computed.values()) - sum(self.before.values())
+
+    def __str__(self) -> str:
+        return f"{self.peak} {self.seconds:5.0f} {self.processor:5.0f}"
 
 
-def memory_of(mark: str) -> Memory:
-    """Return what the processes with this mark in their environment have now."""
+def memory_of(mark: str, others: Counter[str], computed: dict[str, float]) -> Memory:
+    """Return what the processes with this mark in their environment have now.
+
+    ``others`` counts how often a process was found to have none: one that begins has that of its
+    parent until it is another program. ``computed`` gets the seconds that each has computed.
+    """
     total = own = 0
     for folder in Path("/proc").glob("[0-9]*"):
+        if others[folder.name] >= _LOOKS:
+            continue
         with suppress(OSError):
             if mark.encode() not in (folder / "environ").read_bytes():
+                others[folder.name] += 1
                 continue
             text = (folder / "smaps_rollup").read_text(encoding="ascii")
             found = {name: int(kb) for name, kb in re.findall(r"(?m)^(Pss\w*):\s*(\d+) kB", text)}
+            times = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            computed[folder.name] = (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
             total += found["Pss"]
             own += found["Pss_Anon"] + found["Pss_Shmem"]
     return Memory(total << 10, own << 10)
@@ -90,10 +117,17 @@ def memory_of(mark: str) -> Memory:
 def measured(mark: str) -> Iterator[Phase]:
     """Measure the processes with a mark for as long as the block runs."""
     phase, ended, began = Phase(), Event(), time.monotonic()
+    others: Counter[str] = Counter()
+    phase.peak = memory_of(mark, others, phase.before)
+    phase.computed = {**phase.before}
 
     def watch() -> None:
-        while not ended.wait(0.1):
-            phase.peak = phase.peak.most(memory_of(mark))
+        took = 0.0
+        # Counting the pages of a large process takes time, in which it gets no new ones.
+        while not ended.wait(max(0.1, _REST * took)):
+            looked = time.monotonic()
+            phase.peak = phase.peak.most(memory_of(mark, others, phase.computed))
+            took = time.monotonic() - looked
 
     watcher = Thread(target=watch)
     watcher.start()
@@ -108,7 +142,6 @@ def measured(mark: str) -> Iterator[Phase]:
 def make_model(folder: Path, size: float) -> None:
     """Write a model of random weights in bfloat16, tensor by tensor."""
     hidden, between, layers, heads, key_heads = _SHAPES[size]
-    width = key_heads * hidden // heads
     folder.mkdir(parents=True)
     for path in demo_model_path().iterdir():
         if path.name.startswith(("tokenizer", "special_tokens", "generation")):
@@ -122,6 +155,13 @@ def make_model(folder: Path, size: float) -> None:
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    _write_shards(folder, _tensors(size))
+
+
+def _tensors(size: float) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's weights, by their names in transformers."""
+    hidden, between, layers, heads, key_heads = _SHAPES[size]
+    width = key_heads * hidden // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (_VOCABULARY, hidden)}
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
@@ -136,8 +176,73 @@ def make_model(folder: Path, size: float) -> None:
             f"{prefix}.input_layernorm": (hidden,),
             f"{prefix}.post_attention_layernorm": (hidden,),
         }
-    shapes |= {"model.norm": (hidden,), "lm_head": (_VOCABULARY, hidden)}
-    _write_shards(folder, shapes)
+    return {**shapes, "model.norm": (hidden,), "lm_head": (_VOCABULARY, hidden)}
+
+
+def make_gguf(file: Path, size: float) -> None:
+    """Write a GGUF file of random blocks, mixed as in Q4_K_M."""
+    hidden, between, layers, heads, key_heads = _SHAPES[size]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(_CONTEXT)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(between)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(key_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_vocab_size(_VOCABULARY)
+    content = json.loads((demo_model_path() / "tokenizer.json").read_text(encoding="utf-8"))
+    words = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    others = [f"<unused {number}>" for number in range(_VOCABULARY - len(words))]
+    merges = content["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*words, *others])
+    writer.add_token_types([1] * len(words) + [5] * len(others))
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    writer.add_eos_token_id(0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    shapes = {f"{names.get_name(name)}.weight": shape for name, shape in _tensors(size).items()}
+    kinds = {name: _kind(name, layers) for name, shape in shapes.items() if len(shape) > 1}
+    for name, shape in shapes.items():
+        if kind := kinds.get(name):
+            rows = gguf.quant_shape_to_byte_shape(shape, kind)
+            writer.add_tensor_info(name, rows, np.dtype(np.uint8), int(np.prod(rows)), kind)
+        else:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * shape[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    chance = np.random.default_rng(1)
+    for name, shape in shapes.items():
+        values = np.ones(shape, np.float32)
+        writer.write_tensor_data(_blocks(shape, kinds[name], chance) if name in kinds else values)
+    writer.close()
+
+
+def _kind(name: str, layers: int) -> gguf.GGMLQuantizationType:
+    """Return the type that llama.cpp gives a tensor in a Q4_K_M file."""
+    six, four = gguf.GGMLQuantizationType.Q6_K, gguf.GGMLQuantizationType.Q4_K
+    if not name.startswith("blk."):
+        return six if name.startswith("output.") else four
+    layer, eighth = int(name.split(".")[1]), layers // 8
+    is_more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    return six if is_more and ("attn_v" in name or "ffn_down" in name) else four
+
+
+def _blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, chance: Any) -> Any:
+    """Return blocks whose numbers are by chance, with a scale as weights have it."""
+    rows = gguf.quant_shape_to_byte_shape(shape, kind)
+    _, length = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.frombuffer(chance.bytes(int(np.prod(rows))), np.uint8).reshape(-1, length).copy()
+    # A number is about 8 steps from the smallest, a factor about half of the largest.
+    if kind == gguf.GGMLQuantizationType.Q4_K:
+        blocks[:, :4] = np.array([0.02 / 256, 0.02 / 32], np.float16).view(np.uint8)
+    else:
+        blocks[:, -2:] = np.array([0.02 / 1024], np.float16).view(np.uint8)
+    return blocks.reshape(rows)
 
 
 def _write_shards(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -171,6 +276,8 @@ def build(
     With ``data``, none of its processes may have more bytes of memory that no file backs.
     """
     options = [f"--weight-format={chosen}"] if plugin == "openvino" else [f"--dtype={chosen}"]
+    if chosen == _GGUF:
+        options = ["--name=model"]
     words = ["build", "--plugin", plugin, "--model", str(model), "--output", str(repository)]
     command = _command(*words, *options)
     if data:
@@ -234,8 +341,8 @@ def _environment(mark: str) -> dict[str, str]:
 
 
 HEADER = (
-    f"{'model':<26} {'stored':>6} {'build':>11} {'s':>5} {'load':>11} {'s':>5} {'answer':>11}  GB: "
-    "all, and of that without a file"
+    f"{'model':<26} {'stored':>6} {'build':>11} {'s':>5} {'cpu':>5} {'load':>11} {'s':>5} "
+    f"{'cpu':>5} {'answer':>11} {'s':>5} {'cpu':>5}  GB: all, and of that without a file"
 )
 
 
@@ -246,19 +353,17 @@ def measure(
     tell(HEADER)
     for size, plugin, chosen in cases:
         with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
-            model, repository = folder / f"llama-{size:g}" / "model", Path(place, "repository")
-            if not model.is_dir():
-                make_model(model, size)
+            is_gguf, repository = chosen == _GGUF, Path(place, "repository")
+            model = folder / f"llama-{size:g}" / ("model.gguf" if is_gguf else "model")
+            if not model.exists():
+                (make_gguf if is_gguf else make_model)(model, size)
             name = f"{size:g} B {plugin} {chosen}"
             log = stack.enter_context((folder / f"{name.replace(' ', '-')}.log").open("w"))
             mark = secrets.token_hex(8)
             built = build(model, repository, plugin, chosen, mark, log)
             size_on_disk = stored(repository) / _GB
             loading, answering, _ = serve(repository, mark, log)
-            tell(
-                f"{name:<26} {size_on_disk:6.2f} {built.peak} {built.seconds:5.0f} "
-                f"{loading.peak} {loading.seconds:5.0f} {answering.peak}"
-            )
+            tell(f"{name:<26} {size_on_disk:6.2f} {built} {loading} {answering}")
 
 
 def main() -> None:
