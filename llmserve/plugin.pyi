@@ -63,6 +63,7 @@ from llmserve.contract.address import Address as Address
 from llmserve.contract.address import is_loopback as is_loopback
 from llmserve.contract.checks import Check as Check
 from llmserve.contract.checks import Severity as Severity
+from llmserve.contract.passport import is_fingerprint as is_fingerprint
 from llmserve.contract.tensors import Tensor as Tensor
 from llmserve.demo import demo_model_path as demo_model_path
 from llmserve.errors import ConfigError as ConfigError
@@ -110,6 +111,7 @@ from llmserve.repository.config import add_outputs as add_outputs
 from llmserve.repository.config import set_parameters as set_parameters
 from llmserve.repository.dockerfile import image_for as image_for
 from llmserve.repository.manifest import Manifest as Manifest
+from llmserve.repository.passport import differences as differences
 from llmserve.repository.repository import CheckedModel as CheckedModel
 from llmserve.repository.repository import Model as Model
 from llmserve.repository.repository import Repository as Repository

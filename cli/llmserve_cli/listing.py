@@ -112,6 +112,8 @@ def _details(model: Model) -> Iterator[tuple[str, str]]:
     if size := manifest.size:
         yield "weights", f"{size['parameters'] / 1e6:.4g} million, {size['dtype']}"
         yield from [("context", f"{size['context']} tokens")] if size["context"] else ()
+    if model.fingerprint:
+        yield "passport", model.fingerprint
     components = sorted(manifest.components.items())
     yield "components", ", ".join(f"{role} {part['name']}" for role, part in components)
     # As they are given to --set.

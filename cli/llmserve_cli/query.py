@@ -14,12 +14,14 @@ import click
 
 from llmserve.commands import asks_a_server, assigned, built_models, print_json
 from llmserve.errors import (
+    IncompatibleError,
     LLMServeError,
     OptionError,
     RequestTimeoutError,
     UnreachableError,
     UsageError,
 )
+from llmserve.plugin import is_fingerprint
 from llmserve.runtime.contract import GENERATE, OPTIONS
 from llmserve.server import url_for
 from llmserve_cli.completion import request_options
@@ -29,7 +31,7 @@ from llmserve_cli.request_assignments import NOT_BY_SET, refuse_unknown
 from llmserve_cli.terminal import echo_answer
 
 if TYPE_CHECKING:
-    from llmserve.client import Client, Completion, Logprob, Piece
+    from llmserve.client import Client, Completion, Logprob, ModelInfo, Piece
     from llmserve_cli.prompts import Line
 
 SILENT_SECONDS = 20.0
@@ -100,6 +102,11 @@ SILENT_SECONDS = 20.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="For a model that computes embeddings: write them to this file of numpy.",
 )
+@click.option(
+    "--pin",
+    metavar="FINGERPRINT",
+    help="Refuse a model whose answers depend on anything else than this, as llmserve list prints.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print answers as JSON, with token counts.")
 def query(
     model: str,
@@ -119,6 +126,7 @@ def query(
     as_json: bool,
     pairs: tuple[str, ...],
     npy: Path | None,
+    pin: str | None,
     **options: Any,
 ) -> int:
     """Query a served model and print its answer.
@@ -140,6 +148,9 @@ def query(
         raise UsageError(f"{flag} prints whole answers", hint="leave out --stream")
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs needs --json")
+    if pin is not None and (openai or not is_fingerprint(pin)):
+        what = "--openai has no --pin" if openai else f"{pin} is not a fingerprint"
+        raise UsageError(what, hint=f"llmserve list {model} prints one, as passport")
     if prompts and prompt is not None:
         raise UsageError("a prompt and --file cannot be combined", hint="give one of them")
     schema = json_schema.read() if json_schema else None
@@ -187,6 +198,8 @@ def query(
     lines = read_lines(prompts) if prompts else []
     text = "" if prompts else read_prompt(prompt, model)
     with closing(client), nullcontext() if openai else _watched(client):
+        if pin is not None and not openai:
+            _check_pin(client.model(model), pin)
         if assigned and not openai:
             refuse_unknown(client.model(model), assigned)
         if not openai and (info := client.model(model)).task not in (GENERATE, ""):
@@ -307,3 +320,13 @@ def _fields(answer: Completion) -> dict[str, Any]:
 def _entry(logprob: Logprob) -> dict[str, Any]:
     entry = {"id": logprob.id, "token": logprob.token, "logprob": logprob.logprob}
     return entry | ({"top": [_entry(other) for other in logprob.top]} if logprob.top else {})
+
+
+def _check_pin(info: ModelInfo, pin: str) -> None:
+    """Refuse a model that is not what it was."""
+    if changed := info.changed_since(pin):
+        what = " and ".join(part.replace("_", " ") for part in changed)
+        raise IncompatibleError(
+            f"{info.name} is not the model of that fingerprint: it has other {what}",
+            hint=f"its own is {info.fingerprint}" if info.fingerprint else "build it again",
+        )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from llmserve.contract.options import OPTIONS
+from llmserve.contract.passport import DECLARED as FINGERPRINT
+from llmserve.contract.passport import PARTS, changed_parts
 from llmserve.contract.shared_stream import DECLARED, NUMBER
 from llmserve.contract.tasks import GENERATE, PARAMETER
 
@@ -50,6 +52,8 @@ class ModelInfo:
     ``shared_stream`` tells whether the pieces of several answers can arrive together.
     ``task`` is what the model is for: ``generate`` text, ``embed``, ``rerank``, ``classify``, or a
     task of a plugin; "" if it takes no text or returns none.
+    ``fingerprint`` names what its answers depend on, from its weights to its chat template; "" if
+    the model has none.
     """
 
     name: str
@@ -63,12 +67,21 @@ class ModelInfo:
     parts: tuple[str, ...] = ()
     shared_stream: bool = False
     task: str = GENERATE
+    fingerprint: str = ""
 
     def input_of(self, option: str) -> TensorInfo | None:
         """Return the input for an option, by any name of it; None if the model has none."""
         if option in self.inputs or option not in _OTHER_NAMES:
             return self.inputs.get(option)
         return next((self.inputs[n] for n in _OTHER_NAMES[option] if n in self.inputs), None)
+
+    def changed_since(self, fingerprint: str) -> list[str]:
+        """Return what of the model is not what it was when it had a fingerprint.
+
+        Of ``weights``, ``tokenizer``, ``chat_template``, ``defaults``, ``settings``, ``engine``;
+        all of them if the model has no fingerprint now.
+        """
+        return changed_parts(fingerprint, self.fingerprint) if self.fingerprint else [*PARTS]
 
 
 def read_index(response: Any) -> list[ModelState]:
@@ -105,6 +118,7 @@ def read_config(config: Any) -> ModelInfo:
         or tuple(step.model_name for step in config.ensemble_scheduling.step),
         shared_stream=_parameter(config, DECLARED) == str(NUMBER),
         task=_parameter(config, PARAMETER) or _task(config),
+        fingerprint=_parameter(config, FINGERPRINT) or "",
     )
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from llmserve.contract.container import DOCKERFILE, PLAIN, python_in
+from llmserve.contract.passport import DECLARED as FINGERPRINT
 from llmserve.contract.shared_stream import DECLARED
 from llmserve.contract.tasks import GENERATE, PARAMETER
 from llmserve.errors import IncompatibleError
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.config import ModelConfig
-from llmserve.repository.manifest import Manifest
+from llmserve.repository.manifest import Manifest, hashes
+from llmserve.repository.passport import BuiltFiles, passport_of
 from llmserve.repository.wheels import Wheels
 
 
@@ -29,7 +32,11 @@ class Draft:
 
 
 def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
-    """Write the remaining files of models: the manifest is last, with the hashes of all others."""
+    """Write the remaining files of a model and its parts; a manifest has the hashes of all others.
+
+    Each part is before the model.
+    """
+    written = []
     for draft in drafts:
         folder, manifest = draft.folder, draft.manifest
         # Clients read these from a running server. The parts are all models behind a
@@ -46,6 +53,11 @@ def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
             ),
             **({PARAMETER: manifest.task} if manifest.task != GENERATE else {}),
         }
+        # Weights are large, and read only once.
+        files = hashes(folder)
+        written.append(BuiltFiles(folder, manifest, files))
+        if not manifest.part_of:
+            parameters[FINGERPRINT] = passport_of(written).fingerprint
         modelconfig.set_parameters(draft.config, parameters)
         texts = {modelconfig.FILE: modelconfig.to_text(draft.config), "client.py": draft.client}
         if manifest.image != PLAIN:
@@ -55,7 +67,8 @@ def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
         for name, text in texts.items():
             if text:
                 (folder / name).write_text(text, encoding="utf-8")
-        manifest.write(folder)
+                files[name] = sha256(text.encode()).hexdigest()
+        manifest.write(folder, files)
 
 
 def _check_python(manifest: Manifest) -> None:

@@ -69,8 +69,9 @@ class Manifest:
         """What the model is for."""
         return str(self.contract.get("task", GENERATE))
 
-    def write(self, folder: Path) -> None:
-        content = {**asdict(self), "files": hashes(folder)}
+    def write(self, folder: Path, files: Mapping[str, str] | None = None) -> None:
+        """Write it with the hashes of its model's files, which are read if they are not given."""
+        content = {**asdict(self), "files": hashes(folder) if files is None else dict(files)}
         text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.contract.container import LAUNCH_SCRIPT
+from llmserve.contract.passport import DECLARED as FINGERPRINT
 from llmserve.errors import ConfigError
 from llmserve.repository.manifest import Manifest, hashes
 
@@ -64,6 +65,13 @@ class Model:
     @property
     def config_damage(self) -> ConfigError | None:
         return self._config if isinstance(self._config, ConfigError) else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The short name of what its answers depend on; "" if it has none."""
+        parameters = self.config.parameters if self.config is not None else {}
+        # Reading a missing entry of a Protobuf map adds an empty one.
+        return parameters[FINGERPRINT].string_value if FINGERPRINT in parameters else ""
 
     def intact(self) -> Manifest | None:
         """Return its manifest; raise if that is damaged."""

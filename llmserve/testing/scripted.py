@@ -17,6 +17,7 @@ import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from llmserve.client.messages import pack_numbers, pack_texts, unpack_texts
+from llmserve.contract.passport import DECLARED as FINGERPRINT
 from llmserve.version import __version__
 
 MODELS = {"whole": "unary", "pieces": "stream", "steps": "sequence"}
@@ -59,6 +60,8 @@ class ScriptedTriton:
     """The models, with how each exchanges requests and responses."""
     inputs: Sequence[str] = ()
     """What they take besides ``text_input``: names of tensors of text."""
+    fingerprint: str = ""
+    """What their configurations say that their answers depend on."""
 
     def __post_init__(self) -> None:
         self.requests: list[Any] = []
@@ -150,6 +153,8 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
         config.model_transaction_policy.decoupled = exchange == "stream"
         config.parameters["llmserve.exchange"].string_value = exchange
         config.parameters["llmserve.version"].string_value = __version__
+        if self.script.fingerprint:
+            config.parameters[FINGERPRINT].string_value = self.script.fingerprint
         return service_pb2.ModelConfigResponse(config=config)
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:

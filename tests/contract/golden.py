@@ -16,9 +16,12 @@ import llmserve
 from llmserve.testing.one_layer import one_layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-_NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
+_NOT_COMPARED = re.compile(
+    r'\n    "(client\.py|config\.pbtxt|\S+\.(pt|onnx))": .*|(?<=")fp_[a-z0-9-]+'
+)
 """Hashes of the client, a copy of a module that has its own tests, and of exported graphs, which
-contain the source lines that exported them."""
+contain the source lines that exported them; what the fingerprint makes of these and of versions,
+and so of the configuration, which is compared itself."""
 _VERSION = re.compile(r"(?<===)[0-9][0-9a-z.]*|(?<=: \")[0-9]+\.[0-9a-z.]+(?=\")")
 _PYTHONS = re.compile(r'(?<="pythons": )\{[^}]*\}')
 """What those versions ask of Python."""

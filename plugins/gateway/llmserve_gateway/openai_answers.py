@@ -28,6 +28,7 @@ class ChatWriter:
             "object": self.kind,
             "created": int(time.time()),
             "model": request.called,
+            **({"system_fingerprint": request.fingerprint} if request.fingerprint else {}),
         }
         # A chunk is always the same except for its choice.
         self._chunk_head = b"data: " + dump({**self._head, "object": self.chunk_kind})[:-1]

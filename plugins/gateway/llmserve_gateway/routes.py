@@ -374,13 +374,18 @@ class Routes:
                 "why": loadable.why,
             }
         )
+        if demand:
+            said = {"task": demand.task}
+        else:
+            info = await self._catalog.info(name)
+            said = {"task": info.task, "fingerprint": info.fingerprint}
         return {
             "id": name,
             "object": "model",
             "created": await self._catalog.built(name),
             "owned_by": "llmserve",
             "max_model_len": await self._catalog.context_length(name),
-            "task": demand.task if demand else (await self._catalog.info(name)).task,
+            **said,
             **(fields or {}),
         }
 

@@ -61,7 +61,12 @@ class TextDialect(Dialect[ParsedRequest]):
         request = await _with_thinking(models, info, request)
         options = await models.tools.place(info, request.options, request.tools)
         new_reader = await models.tools.readers(info, request.tools, options)
-        request = replace(request, options=options, has_parts=new_reader is not None)
+        request = replace(
+            request,
+            options=options,
+            has_parts=new_reader is not None,
+            fingerprint=info.fingerprint,
+        )
         if info.made_by_llmserve and "max_tokens" not in request.options:
             request.options[FILL_CONTEXT] = True
         if request.report_stop_word and INCLUDE_STOP.name in info.inputs:

@@ -70,6 +70,8 @@ class ParsedRequest:
     """What the client calls the model, if it has named one of its adapters."""
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
+    fingerprint: str = ""
+    """Names what the model's answers depend on; it is known only when the model is."""
 
     tasks = (GENERATE,)
     """What models are for that can answer it."""

@@ -914,3 +914,30 @@ def test_a_gateway_says_where_nothing_listens_yet() -> None:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert silent([address]) == []
     assert silent([address, address]) == [address, address]
+
+
+class _Printed(Triton):
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        return replace(await super().model(name), fingerprint=FINGERPRINT)
+
+
+FINGERPRINT = "fp_" + "-".join(["abcde"] * 6)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_an_answer_names_what_it_depends_on(path: str, stream: bool) -> None:
+    body = {"model": "m", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+    del body["messages" if path == "completions" else "prompt"]
+    for triton, expected in ((_Printed(), FINGERPRINT), (Triton(), None)):
+        answer, listed = asyncio.run(_ask_both(triton, path, {**body, "stream": stream}))
+        lines = answer.text.split("data: ")[1:-1] if stream else [answer.text]
+        assert {json.loads(line).get("system_fingerprint") for line in lines} == {expected}
+        (model,) = listed.json()["data"]
+        assert model["fingerprint"] == (expected or "")
+
+
+async def _ask_both(triton: Triton, path: str, body: Any) -> tuple[httpx.Response, httpx.Response]:
+    transport = httpx.ASGITransport(app=app_before(triton))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        return await client.post(f"/v1/{path}", json=body), await client.get("/v1/models")

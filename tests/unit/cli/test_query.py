@@ -174,3 +174,31 @@ def test_a_chat_may_begin_with_a_system_message(
         *system,
         {"role": "user", "content": "Hi"},
     ]
+
+
+PINNED = "fp_" + "-".join(["aaaaa"] * 6)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "message"),
+    [
+        (PINNED, ""),
+        (PINNED.replace("_aaaaa", "_bbbbb"), "it has other weights"),
+        ("fp_" + "-".join(["aaaaa", "aaaab", "aaaab", "aaaaa", "aaaaa", "aaaaa"]),
+         "it has other tokenizer and chat template"),
+        ("", "it has other weights and tokenizer"),
+    ],
+)  # fmt: skip
+def test_a_pinned_model_that_has_changed_is_not_asked(
+    scripted: ScriptedTriton, url: str, fingerprint: str, message: str
+) -> None:
+    scripted.fingerprint = fingerprint
+    result = query("Hi", "--pin", PINNED, "--url", url)
+    assert message in str(result.exception or "")
+    assert bool(scripted.requests) == (fingerprint == PINNED)
+
+
+def test_a_pin_is_a_fingerprint() -> None:
+    error = query("Hi", "--pin", "latest", "--url", "127.0.0.1:9").exception
+    assert isinstance(error, UsageError)
+    assert "latest is not a fingerprint" in str(error)
