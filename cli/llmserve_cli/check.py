@@ -21,9 +21,10 @@ from llmserve.plugin import Problem
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the problems as JSON.")
 def check(repository: Path, passport: Path | None, as_json: bool) -> int:
-    """Find problems in a model repository, or say what tells two models apart.
+    """Find problems in a model repository.
 
-    No server is needed. The exit code is 3 if a model would fail to load, or the models differ.
+    No server is needed. The exit code is 3 if a model would fail to load. With --passport, two
+    models are compared instead, and 3 says that they differ.
 
     \b
     llmserve check model_repository

@@ -6,9 +6,11 @@ once.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from llmserve.commands import (
 from llmserve.errors import OutputError, UsageError
 from llmserve.plugin import Check, Registry, near
 from llmserve_certify.endpoint import Subject
-from llmserve_certify.examination import Budget, Examination
+from llmserve_certify.examination import PROMPTS, Budget, Examination
 from llmserve_certify.output import (
     Change,
     as_json,
@@ -70,6 +72,27 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     "--against",
     metavar="SOURCE",
     help="The model itself, to compare with: a folder, a hub id, a GGUF file or 'demo'.",
+)
+@click.option(
+    "--between",
+    nargs=2,
+    metavar="NAME@URL NAME@URL",
+    help="Compare two servers with one another, of which each has OpenAI's API at an address with "
+    "http, or is a Triton.",
+)
+@click.option(
+    "--prompts",
+    "prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --between: a file with a prompt in each line.",
+)
+@click.option("--chat", is_flag=True, help="With --between: send each prompt as a chat message.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 4096),
+    default=32,
+    show_default=True,
+    help="With --between: the most tokens of an answer.",
 )
 @asks_a_server
 @click.option(
@@ -131,7 +154,10 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     llmserve certify demo --against demo
     llmserve certify my-model --openai http://127.0.0.1:8000/v1 --against ./my-model
     llmserve certify demo --quick --junit certify.xml
+    llmserve certify --between old@127.0.0.1:8001 new@http://127.0.0.1:8000/v1
     """
+    if options["between"]:
+        return _between(model, options)
     checks = _chosen(all_checks(Registry.load(components=False)), options["only"])
     if as_list:
         _print_checks(checks)
@@ -154,6 +180,65 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
     _write(report, changed, options)
     worse = report.faults if changed is None else [c for c in changed if c.is_worse]
     return FAILED if worse or not report.is_finished else 0
+
+
+def _between(model: str | None, options: dict[str, Any]) -> int:
+    from llmserve_certify.between import compare_servers, lines
+
+    if model is not None or options["against"] or options["url"] or options["openai"]:
+        hint = "give two times NAME@URL, and no MODEL, --against, --url or --openai"
+        raise UsageError("--between names both servers", hint=hint)
+    _check_places(options)
+    prompts = _read_prompts(options["prompts"]) if options["prompts"] else PROMPTS
+    names = options["between"]
+    with ExitStack() as stack:
+        status = stack.enter_context(Status("connecting"))
+        one, other = (
+            Examination(
+                stack.enter_context(_named(name, options)),
+                precision=options["precision"] or "",
+                budget=replace(options["budget"]),
+                prompts=prompts,
+            )
+            for name in names
+        )
+        found = compare_servers(
+            one,
+            other,
+            names,
+            tokens=options["tokens"],
+            chat=options["chat"],
+            tell=lambda done: status.update(f"prompt {done} of {len(prompts)}"),
+        )
+    target = options["json_file"]
+    text = json.dumps(found.content(), indent=2, ensure_ascii=False) + "\n"
+    if target and str(target) == "-":
+        click.echo(text, nl=False)
+    else:
+        for line in lines(found):
+            click.echo(printable(line))
+    if target and str(target) != "-" and (unwritten := _save(target, text)):
+        raise OutputError(f"{unwritten} cannot be written", hint="see what is full")
+    return FAILED if found.differs else 0
+
+
+def _named(name: str, options: dict[str, Any]) -> AbstractContextManager[Subject]:
+    """Return one of the servers that ``--between`` names."""
+    model, at, url = name.partition("@")
+    if not (model and at and url):
+        raise UsageError(f"{name} is no NAME@URL", hint="as in gpt2@http://127.0.0.1:8000/v1")
+    place = {"openai": url, "url": None} if "://" in url else {"openai": None, "url": url}
+    return _endpoint(model, {**options, **place})
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from None
+    if not (found := [line for line in text.splitlines() if line.strip()]):
+        raise UsageError(f"{path} is empty", hint="write a prompt into each line")
+    return found
 
 
 def _chosen(checks: list[Check], only: tuple[str, ...]) -> list[Check]:

@@ -1,0 +1,252 @@
+"""Two servers side by side: where their answers part, and how sure each was of its own.
+
+Neither is right here. Two programs that compute one model round differently, so that either may
+take the other of two tokens which are nearly as likely. Going from one server to the other, the
+score of one of these tokens falls below the other's; that change is the sum of what each finds its
+own token likelier, and it is at most what the precision explains if they compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+from llmserve.client import Logprob
+from llmserve_certify.at_once import at_once
+from llmserve_certify.endpoint import Ask, Gone, Refusal, Reply
+from llmserve_certify.examination import ASSUMED, Examination
+from llmserve_certify.outcome import NotOffered, OutOfBudget
+
+_TOP = 5
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one of the servers answered from where they part."""
+
+    text: str = ""
+    error: str = ""
+    """Why there is no answer."""
+    margin: float | None = None
+    """How much likelier it finds its own next token than the other's, as a difference of
+    log-probabilities; None if it does not say."""
+    is_least: bool = False
+    """Whether the margin is more than that: the other's token is not among its likeliest."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The answers of both to one prompt."""
+
+    prompt: str
+    common: str
+    """How both answers begin."""
+    one: Side
+    other: Side
+    verdict: str
+    """``equal``, ``tie``, ``differs``, ``unexplained`` if no server says how sure it was, or
+    ``unanswered``."""
+
+
+@dataclass
+class Comparison:
+    """What the answers of two servers have in common."""
+
+    one: str
+    other: str
+    precision: str
+    pairs: list[Pair] = field(default_factory=list)
+    tokens: int = 0
+    """The tokens that both wrote, after the same text."""
+    largest: float = 0.0
+    """The largest difference of the log-probabilities of one of these."""
+    ended: str = ""
+    """Why not all prompts were asked."""
+    _sum: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean difference of the log-probabilities of the tokens that both wrote."""
+        return self._sum / self.tokens if self.tokens else 0.0
+
+    def count(self, verdict: str) -> int:
+        return sum(pair.verdict == verdict for pair in self.pairs)
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything differs that rounding does not explain, or was not asked."""
+        return bool(self.ended) or any(pair.verdict not in ("equal", "tie") for pair in self.pairs)
+
+    def content(self) -> dict[str, object]:
+        """Return it as a report in JSON has it."""
+        return {
+            "one": self.one,
+            "other": self.other,
+            "precision": self.precision,
+            "ended": self.ended,
+            "tokens": self.tokens,
+            "largest_difference": self.largest,
+            "mean_difference": self.mean,
+            "pairs": [asdict(pair) for pair in self.pairs],
+        }
+
+    def add(self, prompt: str, one: Reply | str, other: Reply | str) -> Pair:
+        """Add the answers to a prompt, or why there is none."""
+        if isinstance(one, str) or isinstance(other, str):
+            pair = Pair(prompt, "", _unanswered(one), _unanswered(other), "unanswered")
+        else:
+            self._measure(one, other)
+            pair = _pair(prompt, one, other, ASSUMED[self.precision])
+        self.pairs.append(pair)
+        return pair
+
+    def _measure(self, one: Reply, other: Reply) -> None:
+        for ours, theirs in zip(one.logprobs or (), other.logprobs or (), strict=False):
+            if ours.token != theirs.token:
+                return
+            found = abs(ours.logprob - theirs.logprob)
+            if math.isfinite(found):
+                self.tokens += 1
+                self._sum += found
+                self.largest = max(self.largest, found)
+
+
+def compare_servers(
+    one: Examination,
+    other: Examination,
+    names: tuple[str, str],
+    *,
+    tokens: int,
+    chat: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Comparison:
+    """Ask two servers the prompts of the first examination, both at once."""
+    found = Comparison(*names, precision=one.precision)
+    tops = [_offered(exam) for exam in (one, other)]
+    for number, prompt in enumerate(one.prompts):
+        calls = [
+            partial(_answer, exam, prompt, tokens, top, chat=chat)
+            for exam, top in zip((one, other), tops, strict=True)
+        ]
+        try:
+            found.add(prompt, *at_once(calls, 2))
+        except OutOfBudget as error:
+            found.ended = str(error)
+            break
+        tell(number + 1)
+    return found
+
+
+def _offered(exam: Examination) -> int:
+    """Return how many likely tokens a server tells with each of its own; 0 if none."""
+    try:
+        exam.offer("logprobs", _TOP)
+    except NotOffered:
+        return 0
+    return _TOP
+
+
+def _answer(exam: Examination, prompt: str, tokens: int, top: int, *, chat: bool) -> Reply | str:
+    options = {"logprobs": top} if top else {}
+    ask: Ask = exam.greedy(prompt, tokens, **options)
+    if chat:
+        ask = exam.chat({"role": "user", "content": prompt}, tokens=tokens, **options)
+    try:
+        return exam.try_ask(ask)
+    except (Refusal, Gone) as error:
+        return error.problem
+
+
+def _pair(prompt: str, one: Reply, other: Reply, explained: float) -> Pair:
+    if one.text == other.text:
+        return Pair(prompt, one.text, Side(), Side(), "equal")
+    common = _common(one.text, other.text)
+    at = _first_other(one.logprobs or (), other.logprobs or ())
+    if at is None:
+        ours, theirs = (Side(reply.text[len(common) :]) for reply in (one, other))
+        return Pair(prompt, common, ours, theirs, "unexplained")
+    own, others = (one.logprobs or ())[at], (other.logprobs or ())[at]
+    # The text before a token, so that what follows begins with whole tokens.
+    before = "".join(entry.token for entry in (one.logprobs or ())[:at])
+    if one.text.startswith(before) and other.text.startswith(before):
+        common = before
+    ours = _side(one.text[len(common) :], own, others.token)
+    theirs = _side(other.text[len(common) :], others, own.token)
+    if ours.margin is None or theirs.margin is None:
+        verdict = "unexplained"
+    elif ours.margin + theirs.margin <= explained and not (ours.is_least or theirs.is_least):
+        verdict = "tie"
+    else:
+        verdict = "differs"
+    return Pair(prompt, common, ours, theirs, verdict)
+
+
+def _unanswered(reply: Reply | str) -> Side:
+    return Side(error=reply) if isinstance(reply, str) else Side(reply.text)
+
+
+def _first_other(one: Sequence[Logprob], other: Sequence[Logprob]) -> int | None:
+    """Return where two answers have their first different token, if both tell their tokens."""
+    for at, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours.token != theirs.token:
+            return at
+    return None
+
+
+def _side(text: str, own: Logprob, others: str) -> Side:
+    """Return what a server answered, and how much likelier it finds its own token than another.
+
+    A server that takes the less likely of two tokens, as penalties have it do, prefers neither.
+    """
+    if not own.top:
+        return Side(text)
+    found = next((entry for entry in own.top if entry.token == others), None)
+    least = min(entry.logprob for entry in own.top)
+    margin = own.logprob - (least if found is None else found.logprob)
+    return Side(text, margin=max(0.0, margin), is_least=found is None)
+
+
+def _common(one: str, other: str) -> str:
+    """Return how two texts both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((at for at, (ours, theirs) in pairs if ours != theirs), len(other))]
+
+
+def lines(found: Comparison, most: int = 10) -> Iterator[str]:
+    """Yield a comparison in words: the counts, and pairs that rounding does not explain."""
+    total = len(found.pairs)
+    words = {
+        "equal": "equal",
+        "tie": f"differ by what {found.precision} explains",
+        "differs": "differ by more",
+        "unexplained": "differ, and it is not said how sure the servers were",
+        "unanswered": "have not both an answer",
+    }
+    for verdict, said in words.items():
+        if number := found.count(verdict):
+            yield f"{number} of {total} {said}"
+    if found.tokens:
+        yield (
+            f"of {found.tokens} tokens that both wrote, the log-probabilities differ by "
+            f"{found.mean:.2g} on average, {found.largest:.2g} at most"
+        )
+    shown = [pair for pair in found.pairs if pair.verdict not in ("equal", "tie")]
+    for pair in shown[:most]:
+        yield ""
+        yield f"{pair.prompt!r} {pair.common!r}"
+        for name, side in ((found.one, pair.one), (found.other, pair.other)):
+            yield f"  {name}: {side.error or repr(side.text)}{_sure(side)}"
+    if shown[most:]:
+        yield f"and {len(shown) - most} more: --json has all"
+    if found.ended:
+        yield f"not all prompts were asked: {found.ended}"
+
+
+def _sure(side: Side) -> str:
+    if side.margin is None:
+        return ""
+    times = math.exp(min(side.margin, 50.0))
+    more = "over " if side.is_least else ""
+    return f" ({more}{times:.3g} times as likely to it as the other's token)"
