@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
+from llmserve.runtime.torch import freed_memory
 from llmserve.runtime.torch.comparison import off_by, pages_of, random_texts, scores
 from llmserve.runtime.torch.small import NEAR, small_model
 
@@ -64,17 +65,15 @@ def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelF
     device = settings["device"]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return (
-        getattr(transformers, loader)
-        .from_pretrained(
+    with freed_memory.returned():
+        model = getattr(transformers, loader).from_pretrained(
             location,
             dtype=_dtype(settings["dtype"], device, location, options),
             device_map="balanced" if device == "balanced" else {"": device},
             use_safetensors=None if settings.get("pickle") else True,
             **options,
         )
-        .eval()
-    )
+    return model.eval()
 
 
 def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) -> torch.dtype | str:
