@@ -23,7 +23,7 @@ LLAMA = "11549"
 _PACKAGE = f"xllamacpp==2026.10.{LLAMA}"
 _WHEEL = "c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261"
 _FOLDER = ROOT / "build" / "peers" / f"llama-{LLAMA}"
-_SCRIPT = Path(__file__).with_name("bench") / "llama_server.py"
+SCRIPT = ROOT / "plugins" / "tools" / "bench" / "llama_server.py"
 _CONTEXT = 1024
 """Tokens that are kept for each stream: the server takes the memory for all of them at once."""
 
@@ -39,7 +39,7 @@ def llama_server() -> list[str]:
         return [program, "--offline"]
     if not _FOLDER.is_dir():
         _fetch()
-    return [sys.executable, str(_SCRIPT), str(_FOLDER)]
+    return [sys.executable, str(SCRIPT), str(_FOLDER)]
 
 
 def options(file: Path, name: str, port: int, streams: int, cores: int) -> list[str]:
