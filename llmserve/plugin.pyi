@@ -1,6 +1,8 @@
 from llmserve import scaffold as scaffold
 from llmserve.builder.adapters import ADAPTER_OPTIONS as ADAPTER_OPTIONS
 from llmserve.builder.adapters import add_adapter as add_adapter
+from llmserve.builder.adapters import locate_adapter as locate_adapter
+from llmserve.builder.adapters import model_adapters as model_adapters
 from llmserve.builder.adapters import place_adapters as place_adapters
 from llmserve.builder.adapters import remove_adapter as remove_adapter
 from llmserve.builder.build import build_spec as build_spec

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from llmserve.commands import built_models, print_json, print_table
-from llmserve.errors import ConfigError, IncompatibleError, UsageError
+from llmserve.commands import Status, built_models, print_json, print_table
+from llmserve.errors import UsageError
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.remove import store_of
 from llmserve_cli.usage import Group
@@ -45,19 +45,23 @@ def adapter() -> None:
 def add(model: str, named: str, repository: Path | None) -> None:
     """Add an adapter to a built model, or replace it.
 
-    FOLDER has adapter_config.json and adapter_model.safetensors, as PEFT saves them. They are
+    FOLDER has adapter_config.json and adapter_model.safetensors, as PEFT saves them, or is the id
+    of a model on the Hugging Face hub that has them: nothing else of it is downloaded. They are
     copied, and checked against the model first.
 
     \b
     llmserve adapter add demo sql=./sql-adapter
+    llmserve adapter add demo sql=OWNER/NAME
     """
     name, equals, folder = named.partition("=")
     if not equals or not folder:
         raise UsageError(f"{named!r} names no folder", hint="write NAME=FOLDER")
     built = _built(model, repository)
     with while_importing():
-        from llmserve.plugin import add_adapter
-    lora = add_adapter(_version(built), _generator(built), name, Path(folder))
+        from llmserve.plugin import add_adapter, locate_adapter
+    with Status(f"adding {name}") as status:
+        found = locate_adapter(folder, status.update)
+        lora = add_adapter(built, name, found, status.update)
     click.echo(
         f"llmserve: {model} has the adapter {name}: rank {lora.rank}, {len(lora.shapes)} products",
         err=True,
@@ -76,7 +80,7 @@ def remove(model: str, name: str, repository: Path | None) -> None:
     """
     from llmserve.plugin import remove_adapter
 
-    remove_adapter(_version(_built(model, repository)), name)
+    remove_adapter(_built(model, repository), name)
     click.echo(f"llmserve: {model} has the adapter {name} no more", err=True)
 
 
@@ -90,9 +94,10 @@ def list_adapters(model: str, repository: Path | None, as_json: bool) -> None:
     \b
     llmserve adapter list demo
     """
-    from llmserve.runtime import LoraError, adapters_of
+    from llmserve.plugin import model_adapters
+    from llmserve.runtime import LoraError
 
-    found = adapters_of(_version(_built(model, repository)))
+    found = model_adapters(_built(model, repository))
     rows = [
         {"name": name, "problem": str(lora)}
         if isinstance(lora, LoraError)
@@ -112,23 +117,4 @@ def list_adapters(model: str, repository: Path | None, as_json: bool) -> None:
 def _built(name: str, repository: Path | None) -> Model:
     from llmserve.plugin import Repository
 
-    folder = store_of(name, repository).place(name)
-    model = Repository.open(folder).model(name)
-    if model.config is None or "adapter" not in {t.name for t in model.config.input}:
-        raise IncompatibleError(
-            f"{name} takes no adapters",
-            hint="build it with a plugin that does, such as iterative; an older build, again",
-        )
-    return model
-
-
-def _generator(model: Model) -> dict[str, Any]:
-    part = model.manifest.components.get("generator") if model.manifest else None
-    if part is None:
-        raise ConfigError(f"{model.folder} was not built by llmserve")
-    generator: dict[str, Any] = part
-    return generator
-
-
-def _version(model: Model) -> Path:
-    return model.folder / "1"
+    return Repository.open(store_of(name, repository).place(name)).model(name)

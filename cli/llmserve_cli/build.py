@@ -96,7 +96,8 @@ class Build(click.Command):
     "adapters",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="A LoRA adapter to serve by name, in PEFT's layout (repeatable).",
+    help="A LoRA adapter to serve by name, in PEFT's layout; a folder, or an id on the hub "
+    "(repeatable).",
 )
 @SET
 @FIT

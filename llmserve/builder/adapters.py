@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve.builder.hub.lookup import cached
 from llmserve.builder.progress import Note
+from llmserve.builder.source import fetch_file, names_model, path_of
 from llmserve.builder.source_files import check_links
-from llmserve.errors import ModelSourceError, OptionError
+from llmserve.contract.options import ADAPTER
+from llmserve.errors import ConfigError, IncompatibleError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option
 from llmserve.runtime.lora import (
     ADAPTERS,
@@ -25,17 +28,19 @@ from llmserve.runtime.lora import (
     is_adapter_name,
     read_lora,
 )
+from llmserve.texts import printable
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
+    from llmserve.repository.repository import Model
     from llmserve.runtime.lora_weights import ProductShapes
 
 ADAPTER_OPTIONS = (
     Option(
         "adapters",
         "",
-        "LoRA adapters that requests can name, as NAME=FOLDER,NAME=FOLDER; `llmserve adapter` adds "
-        "and removes others.",
+        "LoRA adapters that requests can name, as NAME=FOLDER,NAME=FOLDER, or a model's id on the "
+        "Hugging Face hub as FOLDER; `llmserve adapter` adds and removes others.",
     ),
     Option(
         "adapter_mb",
@@ -47,11 +52,12 @@ ADAPTER_OPTIONS = (
 """The options of a generator that has adapters; ``place_adapters`` reads them."""
 
 
-def check_adapters(options: Mapping[str, Any]) -> None:
-    """Refuse adapters that no model could have, before a long build begins."""
-    for name, folder in _named(str(options.get(ADAPTER_OPTIONS[0].name, ""))).items():
+def check_adapters(options: Mapping[str, Any], report: Callable[[str], None]) -> None:
+    """Refuse adapters that no model could have, before a long build; those on the hub come here."""
+    for name, source in _named(str(options.get(ADAPTER_OPTIONS[0].name, ""))).items():
+        folder = locate_adapter(source, report)
         _check_files(folder)
-        with _refusing(name, folder):
+        with _refusing(name):
             read_lora(folder)
 
 
@@ -66,18 +72,28 @@ def place_adapters(context: BuildContext, runtime: str, settings: Mapping[str, A
     if not named:
         return
     shapes = _shapes(runtime, settings, context.folder)
-    for name, folder in named.items():
+    for name, source in named.items():
+        # What is on the hub was downloaded before the build began.
+        folder = path_of(source)
+        folder = folder if folder.is_dir() else cached(source, "", CONFIG) or folder
         with _checked(name, folder, shapes, context.folder) as (copy, lora):
             copy.rename(context.folder / ADAPTERS / name)
-        if note := _other_base(lora, context.source.asked):
-            context.report(Note(f"note: the adapter {name} {note}"))
+        _note_other_base(name, lora, context.source.asked, context.report)
 
 
-def add_adapter(version: Path, generator: Mapping[str, Any], name: str, folder: Path) -> Lora:
-    """Add an adapter to a built model, or replace it; requests in flight keep the one before.
+def locate_adapter(source: str, report: Callable[[str], None]) -> Path:
+    """Return the folder of an adapter; one that the hub has is downloaded first, as a model is."""
+    folder = path_of(source)
+    if folder.exists() or source.startswith((".", "/", "~")) or not names_model(source):
+        return folder
+    return fetch_file(source, CONFIG, revision="", report=report, beside=[WEIGHTS]).parent
 
-    ``generator`` is the entry of the manifest.
-    """
+
+def add_adapter(
+    model: Model, name: str, folder: Path, report: Callable[[str], None] = lambda _: None
+) -> Lora:
+    """Add an adapter to a built model, or replace it; requests in flight keep the one before."""
+    generator, version = _generator(model), _version(model)
     shapes = _shapes(generator["runtime"], generator["settings"], version)
     with _checked(name, folder, shapes, version) as (copy, lora):
         target = version / ADAPTERS / name
@@ -85,11 +101,13 @@ def add_adapter(version: Path, generator: Mapping[str, Any], name: str, folder: 
             if target.exists():
                 target.rename(Path(old) / name)
             copy.rename(target)
+    _note_other_base(name, lora, _built_from(model), report)
     return lora
 
 
-def remove_adapter(version: Path, name: str) -> None:
+def remove_adapter(model: Model, name: str) -> None:
     """Remove an adapter; requests that name it are refused from now on."""
+    version = _version(model)
     folder = version / ADAPTERS / _checked_name(name)
     if not folder.is_dir():
         raise ModelSourceError(f"there is no adapter {name!r}", hint=_known(version))
@@ -97,13 +115,41 @@ def remove_adapter(version: Path, name: str) -> None:
         folder.rename(Path(old) / name)
 
 
-def _named(text: str) -> dict[str, Path]:
-    named: dict[str, Path] = {}
+def model_adapters(model: Model) -> dict[str, Lora | LoraError]:
+    """Return the adapters of a built model by name, or what is wrong with one."""
+    return adapters_of(_version(model))
+
+
+def _version(model: Model) -> Path:
+    """Return the folder that has a model's adapters, if it can have any."""
+    if model.config is None or ADAPTER.name not in {tensor.name for tensor in model.config.input}:
+        raise IncompatibleError(
+            f"{model.name} takes no adapters",
+            hint="build it with a plugin that serves adapters; an older build, again",
+        )
+    return model.folder / "1"
+
+
+def _generator(model: Model) -> Mapping[str, Any]:
+    generator = model.manifest.components.get("generator") if model.manifest else None
+    if generator is None:
+        raise ConfigError(f"{model.folder} was not built by llmserve")
+    entry: Mapping[str, Any] = generator
+    return entry
+
+
+def _built_from(model: Model) -> str:
+    source = model.manifest.source if model.manifest else {}
+    return str(source.get("id") or source.get("folder") or source.get("file") or source.get("kind"))
+
+
+def _named(text: str) -> dict[str, str]:
+    named: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, folder = part.partition("=")
         if not equals or not folder:
             raise OptionError(f"adapters has {part!r}", hint="write NAME=FOLDER,NAME=FOLDER")
-        if named.setdefault(_checked_name(name), Path(folder)) != Path(folder):
+        if named.setdefault(_checked_name(name), folder) != folder:
             raise OptionError(f"two adapters are called {name!r}", hint="give them two names")
     return named
 
@@ -132,7 +178,7 @@ def _checked(
         copy.mkdir()
         for file in files:
             shutil.copyfile(file, copy / file.name)
-        with _refusing(name, folder):
+        with _refusing(name):
             lora = read_lora(copy)
             check_lora(lora, shapes)
             for _ in read_lora_weights(lora):
@@ -150,12 +196,12 @@ def _check_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _refusing(name: str, folder: Path) -> Iterator[None]:
+def _refusing(name: str) -> Iterator[None]:
     try:
         yield
     except LoraError as error:
         raise ModelSourceError(
-            f"the adapter {name} in {folder} {error}",
+            f"the adapter {name} {error}",
             hint="save it with PEFT's save_pretrained, for this model, or merge it",
         ) from None
 
@@ -166,10 +212,11 @@ def _shapes(runtime: str, settings: Mapping[str, Any], version: Path) -> Product
     return shapes
 
 
-def _other_base(lora: Lora, asked: str) -> str:
+def _note_other_base(name: str, lora: Lora, asked: str, report: Callable[[str], None]) -> None:
     """Say that an adapter was trained on another model, as far as names tell."""
-    names = [name.rstrip("/").split("/")[-1].lower() for name in (lora.base, asked)]
-    return f"was trained on {lora.base}" if lora.base != "None" and len({*names}) > 1 else ""
+    names = {each.rstrip("/").split("/")[-1].lower() for each in (lora.base, asked)}
+    if lora.base != "None" and len(names) > 1:
+        report(Note(f"note: the adapter {name} was trained on {printable(lora.base)[:200]}"))
 
 
 def _known(version: Path) -> str:

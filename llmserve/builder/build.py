@@ -101,7 +101,7 @@ def build_spec(
             modelconfig.add_inputs(context.config, inputs)
             modelconfig.add_outputs(context.config, outputs)
         if ADAPTER_OPTIONS[0] in plan.generator.options:
-            check_adapters(context.options)
+            check_adapters(context.options, report)
         _check_quantised(plan, context, registry)
         try:
             drafts = _prepare(plan, context, inputs, packages)

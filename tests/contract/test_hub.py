@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 import llmserve
+from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
 from llmserve.testing.command import LLMSERVE, run
+from llmserve.testing.tiny_adapters import save_adapter
 from llmserve.testing.web import http_server, reply
 from tests.live.servers import eventually
-from tests.loopback_hub import COMMIT, Hub, demo_files, proxy, tls_hub
+from tests.loopback_hub import COMMIT, MODEL, Hub, demo_files, proxy, tls_hub
 from tests.support import hub_cache
 
 TOKEN = "hf_thisIsNotARealToken"
@@ -136,6 +138,57 @@ def surroundings(home: Path, **env: str) -> dict[str, str]:
         if not key.startswith("HF_") and not key.lower().endswith("_proxy")
     }  # fmt: skip
     return {**clean, "HF_HOME": str(home), **env}
+
+
+def adapter_files(folder: Path) -> dict[str, bytes]:
+    """Return an adapter of the demo model, beside what else its authors have uploaded."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(demo_model_path()))
+    saved = save_adapter(folder, model, targets=("c_attn",))
+    others = {"adapter_model.bin": b"x", "tokenizer.json": b"{}", "run.py": b"", "README.md": b""}
+    own = ("adapter_config.json", "adapter_model.safetensors")
+    return {**others, **{name: (saved / name).read_bytes() for name in own}}
+
+
+@pytest.mark.parametrize("by", ["build", "add"])
+def test_an_adapter_of_the_hub_is_downloaded_without_anything_else(repo: Path, by: str) -> None:
+    hub, home = Hub(adapter_files(repo.parent / "saved")), repo.parent / "home"
+    build = ["build", "--plugin", "iterative", "--model", "demo", "--output", str(repo)]
+    with hub.serving() as url:
+        env = surroundings(home, HF_ENDPOINT=url)
+        if by == "build":
+            done = run(*build, "--adapter", f"sql={MODEL}", env=env)
+        else:
+            assert run(*build, env=env).returncode == 0
+            add = ["adapter", "add", "demo", f"sql={MODEL}", "--repository", str(repo)]
+            done = run(*add, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "note: the adapter sql was trained on tiny" in done.stderr
+    assert sorted(hub.downloaded) == ["adapter_config.json", "adapter_model.safetensors"]
+    for file in (repo / "demo/1/adapters/sql").iterdir():
+        assert not file.is_symlink()
+        assert file.read_bytes() == hub.files[file.name]
+
+
+def test_what_is_no_adapter_on_the_hub_is_refused_before_anything_is_built(repo: Path) -> None:
+    hub, home = Hub({"config.json": b"{}"}), repo.parent / "home"
+    build = ["build", "--plugin", "iterative", "--model", "demo", "--output", str(repo)]
+    with hub.serving() as url:
+        for files, words in (
+            ({"config.json": b"{}"}, "has no file adapter_config.json"),
+            ({"adapter_config.json": b'{"peft_type": "LORA", "r": 4}', "adapter_model.bin": b""},
+             "has no adapter_model.safetensors"),
+        ):  # fmt: skip
+            hub.files = files
+            done = run(*build, "--adapter", f"sql={MODEL}", env=surroundings(home, HF_ENDPOINT=url))
+            assert done.returncode == 3
+            assert words in done.stderr
+            assert "Traceback" not in done.stderr
+    assert "adapter_model.bin" not in hub.downloaded
+    assert not repo.exists()
 
 
 FETCH = """

@@ -46,6 +46,7 @@ def test_adapters_are_added_listed_replaced_and_removed(repository: Path, adapte
     added = run(repository, "add", "demo", f"sql={adapter}")
     assert added.exit_code == 0
     assert "demo has the adapter sql: rank 4, " in added.stderr
+    assert "llmserve: note: the adapter sql was trained on tiny" in added.stderr
     folder = repository / "demo" / "1" / "adapters"
     assert sorted(path.name for path in folder.rglob("*")) == [
         "adapter_config.json",
