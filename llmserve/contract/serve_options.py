@@ -125,6 +125,10 @@ class ServeOptions:
         "folder", "Folder in which the frontend keeps files and batches of requests.",
         table="gateway", place="batches",
     )  # fmt: skip
+    adapter_folder: Path | None = _option(
+        "folder", "Folder from which requests may add adapters to models, and no others.",
+        table="gateway", place="adapter_folder",
+    )  # fmt: skip
     no_auth: bool = _option(
         "flag", "Run the frontend without keys, on any address.", False, table="gateway",
         opens=True, place="open",

@@ -202,7 +202,8 @@ class Place:
     ``on_demand``, the frontend holds a model there while it uses it (``llmserve.server.Holds``).
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
-    ``batches`` is the folder in which a frontend may keep files that clients upload.
+    ``batches`` is the folder in which a frontend may keep files that clients upload, and
+    ``adapter_folder`` the one from which clients may have adapters added to models.
     """
 
     tritons: tuple[Address, ...]
@@ -215,6 +216,7 @@ class Place:
     status: Path | None = None
     collector: str = ""
     batches: Path | None = None
+    adapter_folder: Path | None = None
     on_demand: bool = False
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmserve.plugin import Frontend, Place, hookimpl, lazy_command
+from llmserve.plugin import Frontend, Place, UsageError, hookimpl, lazy_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,10 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.batches.folder import check_folder
 
         check_folder(place.batches)
+    if place.adapter_folder and not place.adapter_folder.is_dir():
+        raise UsageError(
+            f"there is no folder {place.adapter_folder}", hint="name another with --adapter-folder"
+        )
     args = ["-m", __name__]
     for triton in place.tritons:
         args += ["--url", triton.grpc]

@@ -100,6 +100,12 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
 @click.option("--supervisor", type=FILE, hidden=True, help="Control socket of `serve`.")
 @click.option("--on-demand", is_flag=True, hidden=True, help="Whether it loads on demand.")
 @click.option(
+    "--adapter-folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    hidden=True,
+    help="Folder of the adapters that requests may have added; `serve` knows the models' folder.",
+)
+@click.option(
     "--tool-parser",
     "tool_parsers",
     multiple=True,
@@ -255,6 +261,7 @@ _MODELS = click.option(
 @click.option("--tokens-per-minute", type=COUNT, help="Rate limit.")
 @click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
 @click.option("--operator", is_flag=True, help="Let it load and unload models.")
+@click.option("--adapters", is_flag=True, help="Let it add and remove adapters of its models.")
 def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 
@@ -286,7 +293,7 @@ def list_(file: Path, as_json: bool) -> None:
         return
     rows: list[tuple[str, ...]] = [("NAME", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "ALSO")]
     for each in keys:
-        also = [word for word in ("all_metrics", "operator") if each[word]]
+        also = [word for word in ("all_metrics", "operator", "adapters") if each[word]]
         rates = [each["requests_per_minute"], each["tokens_per_minute"]]
         rows.append(
             (
@@ -331,6 +338,9 @@ def revoke(name: str, file: Path) -> None:
 @click.option("--tokens-per-minute", type=rate, help="Rate limit; none removes it.")
 @click.option("--all-metrics/--own-metrics", default=None, help="Metrics of all models, or not.")
 @click.option("--operator/--no-operator", default=None, help="Let it load and unload models.")
+@click.option(
+    "--adapters/--no-adapters", default=None, help="Let it add and remove adapters of its models."
+)
 def set_(
     name: str,
     file: Path,

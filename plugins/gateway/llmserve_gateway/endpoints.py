@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, GENERATE, RERANK
 from llmserve_gateway import anthropic, responses
+from llmserve_gateway.adapter_changes import ADDITION, REMOVAL
 from llmserve_gateway.batches.routes import NEW_BATCH, BatchRoutes
 from llmserve_gateway.batches.uploads import UPLOAD
 from llmserve_gateway.dialects import Dialect
@@ -132,6 +133,10 @@ OWN: Sequence[Endpoint[Answer[Routes]]] = (
     _posted("/models/load", "Load a model now, if models are loaded on demand", Routes.load, ORDER),
     _posted("/models/unload", "Unload a model until it is needed, if models are loaded on demand",
             Routes.unload, ORDER),
+    _posted("/v1/load_lora_adapter", "Add an adapter to a model, as in vLLM", Routes.load_adapter,
+            ADDITION, sends=(TEXT_PLAIN,)),
+    _posted("/v1/unload_lora_adapter", "Remove an adapter of a model, as in vLLM",
+            Routes.unload_adapter, REMOVAL, sends=(TEXT_PLAIN,)),
     Endpoint("/v1/models", "The available models", Routes.models),
     Endpoint("/v1/models/{name:path}", "One model", Routes.model),
     Endpoint("/livez", "Whether the gateway is running", Routes.live, sends=(), access="anyone"),

@@ -98,6 +98,8 @@ class Settings:
     """The URL that spans are sent to, if any."""
     batches: Path | None = None
     """The folder of files and batches; without it, there are none."""
+    adapter_folder: Path | None = None
+    """The folder from which requests may add adapters; without it, they may not."""
 
     @property
     def metrics(self) -> dict[str, str]:

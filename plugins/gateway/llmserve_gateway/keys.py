@@ -41,6 +41,8 @@ class Key:
     """Whether it sees the metrics of all models, and not only of those that it may use."""
     operator: bool = False
     """Whether it may load and unload the models that it may use."""
+    adapters: bool = False
+    """Whether it may add adapters to the models that it may use, and remove them."""
 
     def allows(self, model: str) -> bool:
         """Return whether it may use a model, or ``MODEL:ADAPTER``: who may use a model may use all
@@ -256,6 +258,7 @@ def _validated(key: Key) -> Key:
         and all(isinstance(model, str) for model in key.models)
         and isinstance(key.all_metrics, bool)
         and isinstance(key.operator, bool)
+        and isinstance(key.adapters, bool)
         and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
     ):
         raise ValueError(f"the entry {str(key.name)[:80]!r} is malformed")

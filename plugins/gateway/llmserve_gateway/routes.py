@@ -18,6 +18,7 @@ from llmserve.errors import LLMServeError, ServerError
 from llmserve.runtime.contract import IMAGE_URL
 from llmserve.server import ModelReport, ask
 from llmserve_gateway import anthropic, responses
+from llmserve_gateway.adapter_changes import AdapterChanges, read_addition, read_removal
 from llmserve_gateway.adapters import Named
 from llmserve_gateway.bodies import ClientDisconnected, read_json
 from llmserve_gateway.conversations import MESSAGES, Conversation, read_messages
@@ -85,6 +86,7 @@ class Routes:
         # Not the threads that everything else waits for: a load may take minutes.
         self._changes = ThreadPoolExecutor(_MAX_CHANGES, "llmserve-loads")
         self._changing = 0
+        self._adapters = AdapterChanges(gateway.settings)
 
     async def models(self, request: Request, key: Key | None) -> Response:
         names = await self._offered(key)
@@ -130,6 +132,23 @@ class Routes:
             raise ApiError(404, what, param="model", code="model_not_found")
         await self._order(settings.supervisor, do, name)
         return json_response(await self._model(name, await self._loadable(name)))
+
+    async def load_adapter(self, request: Request, key: Key | None) -> Response:
+        """Add an adapter of the folder for them to a model, as vLLM does."""
+        self._check_may_change_adapters(key)
+        order = read_addition(await _body(request))
+        return _done(await self._adapters.add(order, await self._offered(key), key))
+
+    async def unload_adapter(self, request: Request, key: Key | None) -> Response:
+        """Remove an adapter of a model, as vLLM does."""
+        self._check_may_change_adapters(key)
+        name = read_removal(await _body(request))
+        return _done(await self._adapters.remove(name, await self._offered(key), key))
+
+    def _check_may_change_adapters(self, key: Key | None) -> None:
+        if not (key.adapters if key else self._gateway.settings.local):
+            what = "this key may not change adapters" if key else "to change adapters takes a key"
+            raise ApiError(403, f"{what}: llmserve key new NAME --adapters makes one that may")
 
     async def _order(self, supervisor: Path, do: str, name: str) -> None:
         """Have a model loaded or unloaded, beside a few others."""
@@ -412,6 +431,10 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json) -> Response:
     return Response(body(error), error.status, error.headers, media_type="application/json")
+
+
+def _done(what: str) -> Response:
+    return Response(what, media_type="text/plain")
 
 
 def _without(ids: Sequence[int], around: Sequence[int]) -> list[int]:

@@ -323,7 +323,7 @@ def test_the_command_takes_all_that_serve_tells_a_frontend(tmp_path: Path) -> No
     place = Place(
         (Address("a:1", metrics="http://a:2"),), "127.0.0.1", 8081, 2.5, models=("m", "n"),
         keys=tmp_path / "keys", open=True, status=tmp_path / "status", batches=tmp_path / "b",
-        collector="http://127.0.0.1:4318", on_demand=True,
+        collector="http://127.0.0.1:4318", on_demand=True, adapter_folder=tmp_path,
     )  # fmt: skip
     new_key(tmp_path / "keys", "me")
     read = gateway.make_context("gateway", [*frontend.command(place)][2:]).params
@@ -332,6 +332,9 @@ def test_the_command_takes_all_that_serve_tells_a_frontend(tmp_path: Path) -> No
     assert (read["models"], read["supervisor"]) == (place.models, place.status)
     assert (read["keys"], read["no_auth"], read["on_demand"]) == (place.keys, True, True)
     assert (read["batches"], read["collector"]) == (place.batches, place.collector)
+    assert read["adapter_folder"] == tmp_path
+    with pytest.raises(UsageError, match="there is no folder"):
+        frontend.command(replace(place, adapter_folder=tmp_path / "absent"))
     alone = gateway.make_context("g", [*frontend.command(replace(place, status=None))][2:]).params
     assert (alone["supervisor"], alone["on_demand"]) == (None, False)
 

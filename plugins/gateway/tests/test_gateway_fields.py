@@ -31,7 +31,8 @@ SMALLEST: Mapping[str, Any] = {
     "messages": HI, "prompt": "Hi", "input": "Hi", "inputs": "Hi", "query": "Hi", "texts": ["a"],
     "documents": ["a"], "model": "m", "max_tokens": 8, "tokens": [1], "file": "x",
     "purpose": "batch", "input_file_id": "x", "endpoint": BATCH_ENDPOINTS[0],
-    "completion_window": "1h", "text_1": "a", "text_2": "a",
+    "completion_window": "1h", "text_1": "a", "text_2": "a", "lora_name": "a",
+    "lora_path": "a",
 }  # fmt: skip
 BODIES = [(row, body) for row in ENDPOINTS for body in row.bodies]
 READERS = [(row, body) for row in ASKED for body in row.bodies]

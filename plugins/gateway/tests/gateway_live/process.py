@@ -27,7 +27,10 @@ def supervising(triton: LiveTriton, socket: Path) -> Iterator[None]:
 
     async def report(_: Mapping[str, Any]) -> ServerReport:
         names = await asyncio.to_thread(triton.client.models)
-        return ServerReport(State.READY, models=tuple(ModelReport(n, State.READY) for n in names))
+        return ServerReport(
+            State.READY, models=tuple(ModelReport(n, State.READY) for n in names),
+            repository=str(triton.repository),
+        )  # fmt: skip
 
     ended = threading.Event()
 

@@ -17,7 +17,7 @@ from llmserve.testing import LiveTriton, run
 from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve_gateway.keys import new_key
 
-from .process import Gateway
+from .process import Gateway, supervising
 
 TARGETS = ("c_attn", "c_fc")
 PROMPT = "Once upon a time"
@@ -126,6 +126,52 @@ def test_a_model_answers_with_the_adapter_that_is_named(
     with pytest.raises(openai.NotFoundError, match="has no adapter 'two'") as refused:
         gateway.client().completions.create(model=f"{model}:two", prompt="a")
     assert refused.value.param == "model"
+
+
+def test_requests_add_and_remove_adapters_and_harm_none_that_run(
+    triton: LiveTriton, texts: dict[str, tuple[Path | None, str]], tmp_path: Path
+) -> None:
+    model = triton.build("iterative", dtype="float32", device="cpu", name="iterative-l")
+    folder = texts["one"][0]
+    assert folder is not None
+    socket = tmp_path / "socket"
+    with supervising(triton, socket):
+        own = Gateway(triton, "--supervisor", str(socket), "--adapter-folder", str(folder.parent))
+        try:
+            client = own.client()
+
+            def said(name: str, length: int = 12) -> str:
+                answer = client.completions.create(
+                    model=name, prompt=PROMPT, max_tokens=length, extra_body={"ignore_eos": True}
+                )
+                return answer.choices[0].text
+
+            def order(do: str, **fields: Any) -> None:
+                answer = own.post(f"/v1/{do}_lora_adapter", fields)
+                assert answer.status_code == 200, answer.text
+
+            name = f"{model}:late"
+            with pytest.raises(openai.NotFoundError):
+                said(name)
+            order("load", lora_name=name, lora_path="one")
+            assert said(name) == texts["one"][1]
+            assert said("late") == texts["one"][1]
+            assert name in [entry.id for entry in client.models.list()]
+            whole = said(name, 100)
+            running = client.completions.create(
+                model=name, prompt=PROMPT, max_tokens=100, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            pieces = [next(running).choices[0].text]
+            order("load", lora_name=name, lora_path="two", load_inplace=True)
+            assert said(name) == texts["two"][1]
+            order("unload", lora_name=name)
+            pieces += [chunk.choices[0].text for chunk in running]
+            assert "".join(pieces) == whole
+            with pytest.raises(openai.NotFoundError):
+                said(name)
+        finally:
+            assert own.stop() == 0
 
 
 def _printed(*words: str) -> str:
