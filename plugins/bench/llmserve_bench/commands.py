@@ -19,6 +19,7 @@ from llmserve.client import parse_url
 from llmserve.commands import assigned
 from llmserve.errors import OptionError, UsageError
 from llmserve.plugin import Recipe, Registry, parse_assignments
+from llmserve.runtime.contract import ADAPTER
 from llmserve_bench.results import Load, Result
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ _OPTIONS = (
         "--texts", type=click.IntRange(1), metavar="N",
         help="Texts of a request, by default 1, for a model that computes embeddings, scores or "
         "labels.",
+    ),
+    click.option(
+        "--adapter", "adapters", multiple=True, metavar="NAME",
+        help="Ask for this adapter; repeat for several in turn, '' for none.",
     ),
     click.option("--warmup", type=click.IntRange(0), help="Requests to send first, not counted."),
     click.option("--stream/--no-stream", default=None, help="Stream the answers, or not."),
@@ -146,6 +151,7 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
             requests=None if options["duration"] else options["requests"] or 64,
             warmup=min(level or 4, 16) if options["warmup"] is None else options["warmup"],
             options=request_options,
+            adapters=options["adapters"],
             **{name: options[name] and options[name] / 1000 for name in limits},
             **{name: options[name] for name in unchanged},
         )
@@ -162,6 +168,8 @@ def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
     request_options = assigned(assignments)
     for key in request_options.keys() & {*_NOT_PER_REQUEST}:
         raise OptionError(f"--set does not accept {key}", hint="see `llmserve bench --help`")
+    if ADAPTER.name in request_options:
+        raise OptionError("--set does not accept adapter", hint="write --adapter NAME")
     return request_options
 
 

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from llmserve.errors import ClientError, LLMServeError, UnreachableError
+from llmserve.runtime.contract import ADAPTER
 from llmserve_bench.figures import percentile
 from llmserve_bench.prompts import Request
 from llmserve_bench.results import GeneratorCost, Load, Record
@@ -296,6 +297,7 @@ class _Worker:
             error=kind_of(failure) if failure else None,
             message=str(failure) if failure else None,
             texts=len(request.texts),
+            adapter=str(request.options.get(ADAPTER.name, "")),
         )  # fmt: skip
 
     def _watch_server(self, failure: ClientError | None, now: float) -> None:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from math import inf
 from pathlib import Path
@@ -28,6 +28,7 @@ from llmserve.errors import ConfigError, UsageError
 from llmserve_bench.figures import (
     FIGURES,
     Figure,
+    figures_of,
     number,
     ranking,
     ratios_of,
@@ -35,12 +36,16 @@ from llmserve_bench.figures import (
     summary,
     throughput_figure,
 )
-from llmserve_bench.results import Record, Result, Run
+from llmserve_bench.results import Case, Record, Result, Run
 
 SCHEMA = 2
 COLUMNS = (
     "index", "scheduled", "sent", "first", "done", "latency", "ttft", "time_between_tokens",
     "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message", "stand_in",
+    "adapter",
+)  # fmt: skip
+_OF_ADAPTERS = (
+    "requests", "failed", "output_tokens_per_second", "latency_p50", "latency_p99", "ttft_p50",
 )  # fmt: skip
 STDOUT = Path("-")
 _PIPE_WIDTH = 200
@@ -125,6 +130,7 @@ def tables_of(result: Result) -> list[Table]:
         rows = [(case.name, case.state, case.why) for case in result.cases if case.state != "done"]
         unfinished = Table("Not completed", ("Variant", "state", "reason"), rows)
         tables = [_ranking(result), unfinished]
+    tables += [_by_adapter(case) for case in result.cases if case.load.adapters]
     return [table for table in [*tables, _failures(result)] if table.rows]
 
 
@@ -183,6 +189,7 @@ def conditions_of(result: Result) -> dict[str, str]:
         "Rounds": "" if result.kind == "bench" else str(result.rounds),
         "Prompts": "; ".join(_distinct(case.load.prompts for case in cases)),
         "Request options": _settings(load.options),
+        "Adapters": ", ".join(name or "none" for name in load.adapters),
         "Answers": "streamed" if load.stream else "in one piece",
         "Limits": ", ".join(f"{name} {v * 1000:g} ms" for name, v in limits.items() if v),
         "Seed": str(load.seed),
@@ -211,6 +218,22 @@ def _figures(result: Result, load: str) -> Table:
     means = ": mean (lowest to highest)" if result.rounds > 1 else ""
     names = [*(case.name for case in cases), *(tool.tool for tool in tools)]
     return Table(f"Figures, {load}{means}", ["Figure", *names], rows)
+
+
+def _by_adapter(case: Case) -> Table:
+    """Return the figures of the requests for each adapter, which ran beside the others."""
+    shown = [FIGURES[name] for name in _OF_ADAPTERS]
+    rows = []
+    for adapter in dict.fromkeys(case.load.adapters):
+        found = [
+            figures_of(replace(run, records=records, server=None), case.load)
+            for run in case.runs
+            for records in [tuple(each for each in run.records if each.adapter == adapter)]
+        ]
+        cells = [_mean(each, [f[each.name] for f in found if each.name in f]) for each in shown]
+        rows.append([adapter or "none", *(cell or "-" for cell in cells)])
+    columns = ["Adapter", *(figure.title for figure in shown)]
+    return Table(f"By adapter, {case.name}, {case.load.label}", columns, rows)
 
 
 def _mean(figure: Figure, values: Sequence[float]) -> str:
@@ -379,7 +402,7 @@ def to_csv(result: Result) -> str:
             times = ["" if value is None else f"{value:.6f}" for value in _times(record)]
             counts = record.input_tokens, record.output_tokens, len(record.pieces)
             end = record.finish_reason, record.error, record.message, ", ".join(case.stand_ins)
-            writer.writerow([record.index, *times, *counts, *end])
+            writer.writerow([record.index, *times, *counts, *end, record.adapter])
     return text.getvalue()
 
 

@@ -23,6 +23,7 @@ from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationErro
 
 from llmserve.errors import UsageError, reason
 from llmserve.plugin import Repository
+from llmserve.runtime.contract import ADAPTER
 from llmserve_bench.results import Load
 
 _LIST = re.compile(r"\s*\[\s*[\"{]")
@@ -269,6 +270,8 @@ def make_schedule(
         sample = samples[at % len(samples)]
         length = prompts.output_length(sample, counter, draw)
         options: dict[str, Any] = {} if length is None else {"max_tokens": length}
+        if load.adapters and (adapter := load.adapters[at % len(load.adapters)]):
+            options[ADAPTER.name] = adapter
         if length is not None and ignore_eos:
             options["ignore_eos"] = True
         return Request(at, sample.text, {**options, **load.options}, due)

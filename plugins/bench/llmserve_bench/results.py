@@ -34,6 +34,7 @@ class Record:
     message: str | None = None
     texts: int = 0
     """How many texts it had, if the model answers with values."""
+    adapter: str = ""
 
     @property
     def latency(self) -> float:
@@ -69,7 +70,8 @@ class Load:
     Either ``concurrency`` requests are always in flight, or ``rate`` of them are sent per second
     without waiting for answers. ``requests`` or ``duration`` ends the load. ``prompts`` describes
     the prompts, and ``limit_latency`` and ``limit_ttft`` are the limits for goodput. ``texts`` is
-    how many texts a request has, if the model answers with values; 0 if it generates text.
+    how many texts a request has, if the model answers with values; 0 if it generates text. Requests
+    name the ``adapters`` in turn; an empty name is the model without one.
     """
 
     concurrency: int | None = None
@@ -87,6 +89,7 @@ class Load:
     processes: int = 1
     timeout: float | None = None
     texts: int = 0
+    adapters: tuple[str, ...] = ()
 
     def within_limits(self, latency: float, first_token: float) -> bool:
         return latency <= (self.limit_latency or inf) and first_token <= (self.limit_ttft or inf)

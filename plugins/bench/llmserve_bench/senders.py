@@ -93,13 +93,15 @@ class OpenAISender:
             raise RequestRejectedError("the response is not in OpenAI's format") from None
 
     def _post_of(self, request: Request) -> OpenAIRequest:
-        options = request.options
+        options, model = dict(request.options), self._model
+        if adapter := options.pop(contract.ADAPTER.name, ""):
+            model = f"{model}:{adapter}"
         if request.texts:
-            body = {"model": self._model, "input": request.texts, "encoding_format": "base64"}
+            body = {"model": model, "input": request.texts, "encoding_format": "base64"}
             return self._api.post("/embeddings", {**body, **options})
         if self._chat:
             options = {"messages": [{"role": "user", "content": request.prompt}], **options}
-        return self._api.request(self._model, request.prompt, options, stream=self._load.stream)
+        return self._api.request(model, request.prompt, options, stream=self._load.stream)
 
     async def _post(self, post: OpenAIRequest, parts: Parts) -> None:
         with closing(await self._session.open(post, self._load.timeout)) as answer:

@@ -15,6 +15,7 @@ from llmserve.errors import UsageError
 from llmserve.testing.web import http_server, reply
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
+from llmserve_bench.output import conditions_of, tables_of
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load, Run
 from llmserve_bench.senders import Api, Parts, add
@@ -96,6 +97,19 @@ def test_requests_and_answers_follow_the_openai_api(
         assert record.tokens == ((1, 7) if stream else (8,))
     assert ("ttft_p50" in figures_of(run, Load(stream=stream))) == stream
     assert run.server is None
+
+
+def test_each_adapter_is_a_model_and_has_a_row_of_its_own(endpoint: Endpoint) -> None:
+    load = Load(concurrency=1, requests=8, warmup=0, adapters=("sql", ""))
+    plan = Plan(Prompts(output_tokens=Lengths(8)), True)
+    result = bench(Target("demo", endpoint.url, api="completions"), load, plan)
+    asked = [body for _, body, _ in endpoint.received]
+    assert [body["model"] for body in asked] == ["demo:sql", "demo"] * 4
+    assert not any("adapter" in body for body in asked)
+    assert [record.adapter for record in result.runs[0].records] == ["sql", ""] * 4
+    (table,) = [table for table in tables_of(result) if table.title.startswith("By adapter")]
+    assert [row[:2] for row in table.rows] == [["sql", "4"], ["none", "4"]]
+    assert conditions_of(result)["Adapters"] == "sql, none"
 
 
 def test_a_connection_that_the_server_closes_when_it_is_used_again_is_no_failure() -> None:

@@ -62,6 +62,13 @@ def test_without_a_tokenizer_lengths_are_marked_as_estimated(tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_adapters_are_named_in_turn_and_none_is_one_of_them() -> None:
+    load = Load(concurrency=2, requests=5, adapters=("a", "", "b"), options={"seed": 1})
+    _, requests = make_schedule(load, Prompts(), WORDS, ignore_eos=True)
+    assert [request.options.get("adapter") for request in requests] == ["a", None, "b", "a", None]
+    assert all(request.options["seed"] == 1 for request in requests)
+
+
 @given(st.integers(0, 5), st.integers(1, 40))
 def test_the_same_seed_gives_the_same_requests(seed: int, count: int) -> None:
     load, prompts = (
