@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from llmserve.contract.container import SERVERS, UNKNOWN, release
 from llmserve.errors import LLMServeError
 from llmserve.plugin import Manifest
+from llmserve.runtime import adapter_names
 from llmserve_deploy import checking
 from llmserve_deploy.checking import check
 from llmserve_deploy.commands import deploy
@@ -83,6 +84,61 @@ def test_the_files_equal_the_golden_ones_every_time(target: str, tmp_path: Path)
     paths = [path for path in (GOLDEN / target).rglob("*") if path.is_file()]
     expected = {str(path.relative_to(GOLDEN / target)): path.read_bytes() for path in paths}
     assert files == expected
+
+
+@pytest.fixture
+def with_adapter(repository: Path) -> Path:
+    """The repository, of which one model has an adapter."""
+    adapter = repository / "a" / "1" / "adapters" / "sql"
+    adapter.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / name).touch()
+    return repository
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve", "ray"])
+def test_the_adapters_of_models_are_in_the_image_that_has_the_models(
+    target: str, with_adapter: Path, tmp_path: Path
+) -> None:
+    d = describe(with_adapter, baked=True)
+    files = rendered(files_of(target, d, tmp_path / "out", dashboard=False))
+    image = tmp_path / "image"
+    # As Docker does it: the repository is the context, and nothing in it is left out.
+    assert not any(name.endswith(".dockerignore") for name in files)
+    assert not [*with_adapter.glob(".dockerignore")]
+    for line in files["Dockerfile.models"].decode().splitlines():
+        if line.startswith("COPY"):
+            *_, source, to = line.split()
+            shutil.copytree(with_adapter / source, image / to.lstrip("/"))
+    (models,) = image.iterdir()
+    assert adapter_names(models / "a" / "1") == ["sql"]
+    assert len([*models.rglob("sql/*")]) == 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_adapters_of_models_are_on_the_volume_that_has_the_models(
+    target: str, with_adapter: Path, tmp_path: Path
+) -> None:
+    """One that is added there is seen by all pods, which only read them."""
+    baked = target != "compose"
+    d = describe(with_adapter, baked=baked, volume="claim" if baked else None)
+    out = tmp_path / "out"
+    files = files_of(target, d, out, dashboard=False)
+    assert "Dockerfile.models" not in files
+    fields = [field for content in files.values() if isinstance(content, dict)
+              for field in fields_of(content)]  # fmt: skip
+    if target == "kserve":
+        assert ("storageUri", "pvc://claim") in fields
+    elif baked:
+        mounts = [each for name, value in fields if name == "volumeMounts" for each in value]
+        (mount,) = [each for each in mounts if each["name"] == "models"]
+        assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
+        claims = [value for name, value in fields if name == "persistentVolumeClaim"]
+        assert {claim["claimName"] for claim in claims} == {"claim"}
+    else:
+        mounts = [each for name, value in fields if name == "volumes" for each in value]
+        (mount,) = [each for each in mounts if each.get("target") == "/models"]
+        assert adapter_names((out / mount["source"] / "a" / "1").resolve()) == ["sql"]
 
 
 def test_what_cannot_be_checked_is_not_written(
