@@ -208,8 +208,11 @@ class StoredWeights:
                     delattr(module, name)
 
     @contextmanager
-    def shapes_only(self) -> Iterator[None]:
-        """Let the model compute shapes, and read no weight but those that it reads itself."""
+    def shapes_only(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let a model compute shapes, and read no weight but those that it reads itself.
+
+        It may have a part of the layers.
+        """
         called: set[torch.nn.Module] = set()
 
         def shape_only(layer: StoredLayer | StoredExperts, *values: torch.Tensor) -> torch.Tensor:
@@ -219,9 +222,9 @@ class StoredWeights:
         with self._replaced(shape_only):
             yield
         # A module that is not called may be there for its weight, such as a router's.
-        for module, layer in self.layers.items():
-            if module not in called:
-                layer.show()
+        for module in model.modules():
+            if module in self.layers and module not in called:
+                self.layers[module].show()
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -48,6 +48,8 @@ UNSERVED = 69
 _READ, _TRACED, _COMPARING, _WEIGHED = 0.05, 0.15, 0.7, 0.8
 """The shares of the time after which a model is read, traced (if it is small) and compared, and
 what counts most in it is known."""
+_ARRANGED = 0.3
+"""The share after which the blocks of a GGUF file are in OpenVINO's order."""
 
 
 def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
@@ -57,29 +59,33 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     trial = try_small(plain_config(source, trusted=trusted))
     with Scratch(target) as scratch:
         packed: Mapping[torch.nn.Module, PackedWeight] = {}
-        widened = 0
+        widened, begun = 0, _READ
         if settings["in_gguf"]:
             with ending_for_shortage(writes=True):
-                model, packed = load_kept(source, KeptWeights.read(source), scratch)
+                arranging = telling(0, _ARRANGED)
+                model, packed = load_kept(source, KeptWeights.read(source), scratch, arranging)
+            begun = _ARRANGED
         elif found := quantised_in(source):
             with ending_for_shortage(writes=True):
                 loaded = load_quantised(source, found, scratch, trusted=trusted)
             model, packed, widened = loaded
         else:
             model = load(source, pickle=settings["pickle"], trust_remote_code=trusted)
-        _convert(model, StoredWeights(model, packed, folder=target), target, settings, trial)
+        stored = StoredWeights(model, packed, folder=target)
+        _convert(model, stored, target, settings, trial, begun)
     facts = {"served": trial.served, "widened": widened}
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def _convert(
-    model: Any, stored: StoredWeights, target: Path, settings: dict[str, Any], trial: Trial
-) -> None:
-    tell_done(_READ)
+    model: Any, stored: StoredWeights, target: Path, settings: dict[str, Any], trial: Trial,
+    begun: float,
+) -> None:  # fmt: skip
+    tell_done(begun)
     lengths = [min(length, trial.served or length) for length in LENGTHS]
-    differences, done = [], _READ
+    differences, done = [], begun
     for share in parts(model, stored):
-        before, done = done, _READ + share * (_COMPARING - _READ)
+        before, done = done, begun + share * (_COMPARING - begun)
         try:
             part = convert(model, stored)
             differences.append(difference(model, stored, part, telling(before, done), lengths))
@@ -92,7 +98,7 @@ def _convert(
             differences.append(0.0)
     converted = convert(model, stored)
     if not differences:
-        tell = telling(_TRACED, _COMPARING)
+        tell = telling(max(_TRACED, begun), _COMPARING)
         differences.append(difference(model, stored, converted, tell, lengths))
     if max(differences) > TOLERANCE:
         raise UnservedError(DIFFERS.format(max(differences)))

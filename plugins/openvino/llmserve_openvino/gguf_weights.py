@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ _SIZES = {
 
 
 def load_kept(
-    source: Path, kept: KeptWeights, scratch: Scratch
+    source: Path,
+    kept: KeptWeights,
+    scratch: Scratch,
+    tell: Callable[[float], None] = lambda _: None,
 ) -> tuple[Any, dict[torch.nn.Module, PackedWeight]]:
     """Return a model, and the weights of its modules that the file has; all else is in it."""
     config = AutoConfig.from_pretrained(source, local_files_only=True)
@@ -44,7 +48,10 @@ def load_kept(
         if isinstance(weight := getattr(module, "weight", None), torch.Tensor):
             modules.setdefault(id(weight), []).append(module)
     packed: dict[torch.nn.Module, PackedWeight] = {}
+    whole, done = sum(prod(each.shape) for each in kept.weights), 0
     for each in kept.weights:
+        tell(done / whole)
+        done += prod(each.shape)
         users = modules[id(model.get_parameter(each.parameter))]
         weight = _read(kept.file, each, scratch)
         if not all(is_readable(module) for module in users):

@@ -63,7 +63,7 @@ def convert(model: Any, stored: StoredWeights) -> Any:
 
 def _convert(model: Any, stored: StoredWeights) -> Any:
     ids = torch.tensor([[1, 2], [3, 4]])
-    with torch.inference_mode(), stored.shapes_only():
+    with torch.inference_mode(), stored.shapes_only(model):
         cache = _shapes(model, ids)
     shapes = [tensor.shape for tensor in cache.present]
     past = [torch.zeros(2, shape[1], 3, shape[3]) for shape in shapes]

@@ -179,3 +179,15 @@ def test_a_model_with_packed_weights_answers_as_with_their_values(family: str, k
     found = [difference(model, stored, convert(model, stored)) for _ in parts(model, stored, 1)]
     assert len(found) == 2
     assert max(found) < 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_part_of_a_model_leaves_the_weights_of_its_other_layers_packed() -> None:
+    model = make_model("llama").requires_grad_(False)
+    model.set_attn_implementation("sdpa")
+    weights = pack(model, "u4")
+    stored = StoredWeights(model, weights)
+    for _ in parts(model, stored, 1):
+        convert(model, stored)
+    in_memory: list[Any] = [module.weight for module in weights]
+    assert {weight.untyped_storage().nbytes() for weight in in_memory} == {4}, "placeholders"
