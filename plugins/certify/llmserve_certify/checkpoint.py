@@ -14,6 +14,7 @@ from typing import Any
 
 from llmserve.errors import ModelSourceError
 from llmserve.plugin import install_command, open_checkpoint
+from llmserve.runtime import LoraError, read_lora, read_lora_weights
 from llmserve_certify.reference import Noise
 
 _REMEMBERED = 512
@@ -82,6 +83,23 @@ class Checkpoint:
         self._past: Any = None
         self._past_ids: list[int] = []
         self._scores: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+
+    def merge_adapter(self, name: str, folder: Path) -> None:
+        """Add what an adapter adds to the model's own weights."""
+        try:
+            lora = read_lora(folder)
+            for path, first, second in read_lora_weights(lora):
+                module = self._model.get_submodule(path)
+                added = self._torch.from_numpy(second.T @ first)
+                is_turned = not isinstance(module, self._torch.nn.Linear)
+                with self._torch.no_grad():
+                    module.weight.add_(added.T if is_turned else added)
+        except (LoraError, AttributeError, RuntimeError) as error:
+            words = " ".join(str(error).split())[:200]
+            hint = "name the adapter's folder, and the model that it is for with --against"
+            raise ModelSourceError(f"the adapter {name} {words}", hint=hint) from None
+        self.name = f"{self.name} with {name}"
+        self._described["adapter"] = name
 
     def _end_ids(self) -> Iterator[int]:
         for ids in (

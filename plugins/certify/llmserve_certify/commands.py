@@ -27,7 +27,7 @@ from llmserve.commands import (
     printable,
 )
 from llmserve.errors import OutputError, UsageError
-from llmserve.plugin import Check, Registry, near
+from llmserve.plugin import Check, Registry, locate_adapter, near
 from llmserve_certify.endpoint import Subject
 from llmserve_certify.examination import PROMPTS, Budget, Examination
 from llmserve_certify.output import (
@@ -93,6 +93,11 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     default=32,
     show_default=True,
     help="With --between: the most tokens of an answer.",
+)
+@click.option(
+    "--adapter",
+    metavar="NAME[=FOLDER]",
+    help="Check this adapter of the model; with --against, a folder or a hub id that has it too.",
 )
 @asks_a_server
 @click.option(
@@ -185,8 +190,9 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
 def _between(model: str | None, options: dict[str, Any]) -> int:
     from llmserve_certify.between import compare_servers, lines
 
-    if model is not None or options["against"] or options["url"] or options["openai"]:
-        hint = "give two times NAME@URL, and no MODEL, --against, --url or --openai"
+    others = ("against", "adapter", "url", "openai")
+    if model is not None or any(options[name] for name in others):
+        hint = "give two times NAME@URL, and no MODEL, --against, --adapter, --url or --openai"
         raise UsageError("--between names both servers", hint=hint)
     _check_places(options)
     prompts = _read_prompts(options["prompts"]) if options["prompts"] else PROMPTS
@@ -228,7 +234,7 @@ def _named(name: str, options: dict[str, Any]) -> AbstractContextManager[Subject
     if not (model and at and url):
         raise UsageError(f"{name} is no NAME@URL", hint="as in gpt2@http://127.0.0.1:8000/v1")
     place = {"openai": url, "url": None} if "://" in url else {"openai": None, "url": url}
-    return _endpoint(model, {**options, **place})
+    return _endpoint(model, "", {**options, **place})
 
 
 def _read_prompts(path: Path) -> list[str]:
@@ -256,13 +262,19 @@ def _print_checks(checks: list[Check]) -> None:
 
 @contextmanager
 def _examination(model: str, options: dict[str, Any], status: Status) -> Iterator[Examination]:
+    adapter, _, files = (options["adapter"] or "").partition("=")
+    if bool(files) != bool(adapter and options["against"]):
+        hint = "give --adapter NAME=FOLDER with --against, and NAME without"
+        raise UsageError("--adapter does not say where the adapter is", hint=hint)
     with ExitStack() as stack:
-        endpoint = stack.enter_context(_endpoint(model, options))
+        endpoint = stack.enter_context(_endpoint(model, adapter, options))
         found: dict[str, Any] = {}
         if (against := options["against"]) and endpoint.task == "generate":
             from llmserve_certify.checkpoint import opened
 
-            found["reference"] = stack.enter_context(opened(against, status.update))
+            reference = found["reference"] = stack.enter_context(opened(against, status.update))
+            if files:
+                reference.merge_adapter(adapter, locate_adapter(files, status.update))
         elif against:
             from llmserve_certify.encoder import opened_encoder
 
@@ -272,7 +284,7 @@ def _examination(model: str, options: dict[str, Any], status: Status) -> Iterato
 
 
 @contextmanager
-def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
+def _endpoint(model: str, adapter: str, options: dict[str, Any]) -> Iterator[Subject]:
     always = assigned(options["assignments"])
     if options["openai"]:
         if options["url"] or options["http_url"]:
@@ -280,12 +292,14 @@ def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
         from llmserve_certify.openai import OpenAIEndpoint
 
         task = "embed" if options["embeddings"] else "generate"
+        model = f"{model}:{adapter}" if adapter else model
         yield OpenAIEndpoint(options["openai"], model, options["timeout"], always=always, task=task)
         return
     from llmserve.client import connect, parse_url
     from llmserve.server import url_for
     from llmserve_certify.triton import TritonEndpoint
 
+    always |= {"adapter": adapter} if adapter else {}
     url = url_for(model, options["url"], options["repository"])
     with connect(url, timeout=options["timeout"]) as client:
         http = (options["http_url"] or "").rstrip("/")

@@ -1,0 +1,103 @@
+"""Adapters with what else a request may ask for, and with what measures and checks a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llmserve.client import Completion
+from llmserve.plugin import demo_model_path
+from llmserve.testing import LiveTriton, run
+from llmserve.testing.tiny_adapters import merged, save_adapter
+
+pytestmark = pytest.mark.long
+
+PROMPT = "Once upon a time"
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}},
+          "required": ["name"], "additionalProperties": False}  # fmt: skip
+ASKS: list[dict[str, Any]] = [
+    {},
+    {"ignore_eos": True, "max_tokens": 60},
+    {"json_schema": json.dumps(SCHEMA), "max_tokens": 200},
+    {"temperature": 0.9, "seed": 7},
+    {"stop_words": ["e"]},
+    {"logprobs": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Return two adapters, and the model with the first merged into it."""
+    home = tmp_path_factory.mktemp("adapters")
+    plain = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32).eval()
+    one, two = (
+        save_adapter(home / str(seed), plain, targets=("c_attn", "c_fc"), seed=seed, rank=8)
+        for seed in range(2)
+    )
+    merged(plain, one).save_pretrained(home / "whole")
+    AutoTokenizer.from_pretrained(demo_model_path()).save_pretrained(home / "whole")
+    return one, two, home / "whole"
+
+
+@pytest.fixture(scope="module")
+def model(triton: LiveTriton, adapters: tuple[Path, Path, Path]) -> str:
+    return triton.build(
+        "iterative", dtype="float32", device="cpu", prompt_lookup=4,
+        adapters=f"one={adapters[0]},two={adapters[1]}",
+    )  # fmt: skip
+
+
+def test_each_answer_is_that_of_the_merged_model_whatever_is_asked(
+    triton: LiveTriton, adapters: tuple[Path, Path, Path], model: str
+) -> None:
+    """It guesses with the adapter as well, and the merged model does not guess."""
+    whole = triton.build("iterative", str(adapters[2]), dtype="float32", device="cpu")
+
+    def answer(name: str, ask: dict[str, Any], **more: Any) -> Completion:
+        return triton.client.generate(name, PROMPT, **{"max_tokens": 24, **ask, **more})
+
+    for ask in ASKS:
+        expected, found = answer(whole, ask), answer(model, ask, adapter="one")
+        assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason), ask
+        assert found.output_tokens == expected.output_tokens
+        options = {"max_tokens": 24, **ask, "adapter": "one"}
+        pieces = [piece.text for piece in triton.client.stream(model, PROMPT, **options)]
+        assert "".join(pieces) == expected.text, ask
+        if "logprobs" in ask:
+            assert expected.logprobs
+            for own, other in zip(found.logprobs or (), expected.logprobs, strict=True):
+                assert own.token == other.token
+                assert own.logprob == pytest.approx(other.logprob, abs=1e-3)
+    assert answer(model, {}).text != answer(whole, {}).text
+    assert json.loads(answer(model, ASKS[2], adapter="two").text).keys() == {"name"}
+
+
+def test_bench_has_a_row_for_each_adapter_and_certify_compares_with_the_right_one(
+    triton: LiveTriton, adapters: tuple[Path, Path, Path], model: str, tmp_path: Path
+) -> None:
+    url = ("--url", triton.server.grpc_url)
+    mix = ("--adapter", "one", "--adapter", "two", "--adapter", "")
+    result = tmp_path / "result.json"
+    measured = run(
+        "bench", model, *url, *mix, "--requests", "9", "--concurrency", "3", "--output-tokens", "8",
+        "--json", str(result),
+    )  # fmt: skip
+    assert measured.returncode == 0, measured.stderr
+    assert f"By adapter, {model}, concurrency 3" in measured.stdout
+    ((case,),) = [json.loads(result.read_text())["cases"]]
+    named = [record["adapter"] for record in case["runs"][0]["records"]]
+    assert sorted(named) == sorted(["one", "two", ""] * 3)
+
+    certify = ("certify", model, *url, "--against", "demo", "--only", "greedy-is-the-models",
+               "--only", "log-probabilities", "--precision", "float32")  # fmt: skip
+    right = run(*certify, "--adapter", f"one={adapters[0]}")
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = run(*certify, "--adapter", f"one={adapters[1]}")
+    assert wrong.returncode == 8, wrong.stdout + wrong.stderr
+    unclear = run(*certify, "--adapter", "one")
+    assert "give --adapter NAME=FOLDER with --against" in unclear.stderr
