@@ -49,6 +49,7 @@ from llmserve.builder.reading import read_object as read_object
 from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
 from llmserve.builder.source import ModelSource as ModelSource
+from llmserve.builder.source import is_unbuilt_model as is_unbuilt_model
 from llmserve.builder.source import meaning_of as meaning_of
 from llmserve.builder.source_files import check_vocabulary as check_vocabulary
 from llmserve.builder.source_files import model_vocabulary as model_vocabulary
@@ -57,6 +58,8 @@ from llmserve.builder.source_files import vocabulary_size as vocabulary_size
 from llmserve.builder.source_files import weight_files as weight_files
 from llmserve.builder.store import Store as Store
 from llmserve.builder.store import StoredModel as StoredModel
+from llmserve.builder.takers import checkpoints_taken as checkpoints_taken
+from llmserve.builder.takers import weights_of as weights_of
 from llmserve.builder.weights.quantised import quantised_in as quantised_in
 from llmserve.builder.weights.stored import loaded_files as loaded_files
 from llmserve.client.tools.parts import ToolPart as ToolPart
@@ -91,6 +94,7 @@ from llmserve.plugins.options import Option as Option
 from llmserve.plugins.options import Value as Value
 from llmserve.plugins.options import parse_assignments as parse_assignments
 from llmserve.plugins.quantised import Quantised as Quantised
+from llmserve.plugins.quantised import Treatment as Treatment
 from llmserve.plugins.registry import Registry as Registry
 from llmserve.plugins.roles import MODEL_ROLES as MODEL_ROLES
 from llmserve.plugins.roles import Backend as Backend

@@ -125,13 +125,72 @@ def write_model(
         if left_out not in name:
             own = next((own for part, own in (kinds or {}).items() if part in name), kind)
             chosen = own if array.ndim > 1 else gguf.GGMLQuantizationType.F32
-            data = gguf.quantize(array, chosen)
+            data = quantized(array, chosen)
             writer.add_tensor(name, data, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def quantized(weights: Weights, kind: gguf.GGMLQuantizationType) -> Any:
+    """Return weights in blocks: also of 256, which the package ``gguf`` only reads."""
+    write = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}.get(kind.name)
+    if write is None:
+        return gguf.quantize(weights, kind)
+    blocks = write(np.ascontiguousarray(weights, np.float32).reshape(-1, 256))
+    return blocks.reshape(len(weights), -1)
+
+
+def _q4_k(values: Weights) -> Any:
+    head, numbers = _with_minima(values, 15)
+    pairs = numbers.reshape(-1, 4, 2, 32)
+    return np.concatenate([head, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], -1)
+
+
+def _q5_k(values: Weights) -> Any:
+    head, numbers = _with_minima(values, 31)
+    high = np.bitwise_or.reduce((numbers >> 4) << np.arange(8, dtype=np.uint8)[:, None], axis=1)
+    pairs = (numbers & 15).reshape(-1, 4, 2, 32)
+    low = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)
+    return np.concatenate([head, high, low], -1)
+
+
+def _with_minima(values: Weights, highest: int) -> tuple[Any, Any]:
+    """Return the 16 bytes of scales of each block, and its numbers in eight groups."""
+    groups = values.reshape(-1, 8, 32)
+    least = np.maximum(0, -groups.min(-1))
+    steps = (groups.max(-1) + least) / highest
+    halves = [(each.max(-1, keepdims=True) / 63).astype("<f2") for each in (steps, least)]
+    widths = [half.astype(np.float32) for half in halves]
+    scale, minimum = (
+        np.rint(each / width).clip(1, 63).astype(np.uint8)
+        for each, width in zip((steps, least), widths, strict=True)
+    )
+    numbers = np.rint((groups + (widths[1] * minimum)[..., None]) / (widths[0] * scale)[..., None])
+    factors = [
+        scale[:, :4] | scale[:, 4:] >> 4 << 6,
+        minimum[:, :4] | minimum[:, 4:] >> 4 << 6,
+        scale[:, 4:] & 15 | (minimum[:, 4:] & 15) << 4,
+    ]
+    head = np.concatenate([*(half.view(np.uint8) for half in halves), *factors], -1)
+    return head, numbers.clip(0, highest).astype(np.uint8)
+
+
+def _q6_k(values: Weights) -> Any:
+    groups = values.reshape(-1, 16, 16)
+    steps = np.abs(groups).max(-1) / 31
+    half = (steps.max(-1, keepdims=True) / 127).astype("<f2")
+    scale = np.rint(steps / half.astype(np.float32)).clip(1, 127)
+    numbers = np.rint(groups / (half.astype(np.float32) * scale)[..., None]).clip(-32, 31) + 32
+    four = numbers.astype(np.uint8).reshape(-1, 2, 4, 32)
+    low = np.concatenate([four[:, :, i] & 15 | (four[:, :, i + 2] & 15) << 4 for i in (0, 1)], -1)
+    high = np.bitwise_or.reduce(
+        [(four[:, :, i] >> 4 << 2 * i).astype(np.uint8) for i in range(4)], axis=0
+    )
+    parts = [low, high, scale.astype(np.int8).view(np.uint8), half.view(np.uint8)]
+    return np.concatenate([part.reshape(len(half), -1) for part in parts], -1)
 
 
 def _architecture(family: str) -> gguf.MODEL_ARCH:

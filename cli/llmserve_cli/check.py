@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.commands import print_json, printable
+from llmserve.commands import print_json, print_table, printable
 from llmserve.plugin import Problem
+from llmserve_cli.terminal import size_in_words
+
+if TYPE_CHECKING:
+    from llmserve.plugin import Registry
+
+_TREATMENTS = {"kept": "keeps its weights as they are", "widened": "widens its weights to 16 bits"}
 
 
 @click.command()
@@ -19,22 +26,27 @@ from llmserve.plugin import Problem
     metavar="MODEL",
     help="Say what differs between two models: the folder of one is REPOSITORY.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the problems as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def check(repository: Path, passport: Path | None, as_json: bool) -> int:
-    """Find problems in a model repository.
+    """Find problems in a model repository, or say what the weights of a model are.
 
-    No server is needed. The exit code is 3 if a model would fail to load. With --passport, two
-    models are compared instead, and 3 says that they differ.
+    No server is needed. The exit code is 3 if a model would fail to load. Of a model that is not
+    built yet, a folder or a GGUF file, it says how its weights are stored, and which plugins
+    compute them as they are; the exit code is 3 if none does. With --passport, two models are
+    compared instead, and 3 says that they differ.
 
     \b
     llmserve check model_repository
+    llmserve check ./my-model
     llmserve check --passport old/gpt2 new/gpt2
     """
     if passport is not None:
         return _compare(passport, repository, as_json=as_json)
-    from llmserve.plugin import Registry, Repository, Store, check_repository
+    from llmserve.plugin import Registry, Repository, Store, check_repository, is_unbuilt_model
     from llmserve.server import too_large
 
+    if is_unbuilt_model(repository):
+        return _show_weights(repository, Registry.load(), as_json=as_json)
     Store(repository=repository).recover()
     registry = Registry.load()
     problems = check_repository(repository, registry)
@@ -62,6 +74,33 @@ def _compare(old: Path, new: Path, *, as_json: bool) -> int:
     for part, changes in {} if as_json else found.items():
         click.echo(printable(f"{part.replace('_', ' ')}: {', '.join(changes)}"))
     return 3 if found else 0
+
+
+def _show_weights(model: Path, registry: Registry, *, as_json: bool) -> int:
+    """Print what the weights of a model are, and who takes them."""
+    from llmserve.plugin import weights_of
+
+    found = weights_of(str(model), registry)
+    if as_json:
+        print_json(asdict(found) if found else None)
+    elif found is None:
+        click.echo(printable(f"{model}: how its weights are stored cannot be read"))
+    else:
+        size = f"{found.parameters / 1e6:.1f} M weights in {size_in_words(found.bytes)}"
+        click.echo(printable(f"{model}: {found.what}; {size}"))
+        rows = [
+            [f"  {taker.plugin}", _TREATMENTS[taker.treatment], _in_memory(taker.weights)]
+            for taker in found.takers
+        ]
+        if rows:
+            print_table(rows)
+        else:
+            click.echo("no installed plugin computes them; see `llmserve plugins NAME`")
+    return 0 if found and found.takers else 3
+
+
+def _in_memory(weights: int) -> str:
+    return f"{size_in_words(weights)} in memory" if weights else ""
 
 
 def _as_json(problem: Problem) -> dict[str, Any]:

@@ -90,19 +90,25 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
-    from llmserve.plugin import MODEL_ROLES, known_options
+    from llmserve.plugin import MODEL_ROLES, checkpoints_taken, known_options
 
     recipe = registry.recipe(name)
     options = known_options(recipe, registry)
+    taken = checkpoints_taken(recipe, registry)
     if as_json:
         from dataclasses import asdict
 
-        print_json({"recipe": asdict(recipe), "options": [asdict(option) for option in options]})
+        described = [asdict(option) for option in options]
+        print_json({"recipe": asdict(recipe), "options": described, "quantised": taken})
         return
     width = min(92, shutil.get_terminal_size().columns)
     click.echo(click.wrap_text(f"{recipe.name}: {recipe.summary}", width) + "\n")
     for role in MODEL_ROLES:
         click.echo(f"  {role:<10} {getattr(recipe, role)}")
+    for treatment, forms in taken.items():
+        if forms:
+            click.echo(f"\nQuantised checkpoints that are {treatment}:\n")
+            click.echo(click.wrap_text("; ".join(forms), width, "  ", "  "))
     click.echo("\nOptions (--set KEY=VALUE):\n")
     for option in options:
         default = str(option.default)

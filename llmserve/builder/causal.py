@@ -14,6 +14,7 @@ from llmserve.builder.weights.check import check_weights
 from llmserve.contract.tasks import CLASSIFY, EMBED, GENERATE, RERANK
 from llmserve.errors import ModelKindError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option, Value
+from llmserve.plugins.quantised import Quantised, Treatment, by_transformers
 from llmserve.plugins.size import BYTES, ModelSize, Needs, is_for_gpu, loaded_type
 
 if TYPE_CHECKING:
@@ -100,11 +101,13 @@ def place_needs(
     tokens: int = 0,
     drops: bool = False,
     process: int = _OF_TORCH,
+    treatment: Callable[[Quantised], Treatment] = by_transformers,
 ) -> Needs:
     """Return what a model takes that ``place_model`` has placed, with a cache of ``tokens``.
 
     Its weights are widened where the processor computes in float32. ``drops`` is whether a layer
-    keeps no token that it looks back at no more.
+    keeps no token that it looks back at no more. ``treatment`` says what becomes of
+    quantised weights.
     """
     on_gpu = is_for_gpu(str(options["device"]))
     dtype = loaded_type(size, str(options["dtype"]), on_gpu=on_gpu)
@@ -113,13 +116,14 @@ def place_needs(
     is_copied = options["weights"] == "copy" or (
         options["weights"] == "auto" and not size.is_on_hub
     )
+    is_widened = size.packed is not None and treatment(size.packed.quantised) == "widened"
     # What a GGUF file was converted to is linked.
     written = size.bytes if is_copied and not size.is_gguf else 0
     return Needs(
         build=_OF_BUILD,
         disk=written,
         process=process,
-        weights=size.parameters * BYTES[dtype],
+        weights=size.parameters * BYTES[dtype] if is_widened else size.bytes_with(BYTES[dtype]),
         cache=cache,
         instances=int(options["instances"]),
         on_gpu=on_gpu,

@@ -28,7 +28,7 @@ from llmserve.builder.source_files import (
 from llmserve.errors import ModelSourceError, OptionError, OutputError, PluginError
 from llmserve.names import check_model_name
 from llmserve.plugins.options import Value
-from llmserve.plugins.quantised import Quantised, is_loaded_by_transformers
+from llmserve.plugins.quantised import Quantised, Treatment, by_transformers
 
 if TYPE_CHECKING:
     # Plugins import this module for annotations, which must not load protobuf.
@@ -75,8 +75,8 @@ class BuildContext:
     container: Container | None = None
     keeps_gguf: bool = False
     """Whether the generator reads weights of a GGUF file itself, as ``KeptWeights`` lists them."""
-    quantised: Callable[[Quantised], bool] = is_loaded_by_transformers
-    """Whether the generator computes a checkpoint that is quantised in such a way."""
+    quantised: Callable[[Quantised], Treatment] = by_transformers
+    """What the generator does with a checkpoint that is quantised in such a way."""
     scratch: Path | None = None
     """Where the build keeps what it deletes when it ends."""
     parts: dict[str, BuildContext] = field(default_factory=dict, init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ _NAMED = 2
 """How many ways out a message names."""
 _WORTH_SAYING = 10**9
 """Bytes of memory from which on a build says what the model takes."""
+_WORTH_CHOOSING = 10**8
+"""Bytes of weights from which on it is said which of them could be fewer."""
 _READER = 700_000_000
 """What the reader of GGUF files takes beside the model, which it has in 16 bits (measured)."""
 _LIBRARIES = 1_700_000_000
@@ -174,6 +177,8 @@ def fit_spec(
     if (lacking := lack(asked.needs, left, serves=serves)) is None:
         if max(asked.needs.build, asked.needs.served) >= _WORTH_SAYING:
             report(_in_words(asked.needs, left))
+        if serves and (trade := _trade(choices)):
+            report(trade)
         return asked
     if change is None:
         report(Note(f"note: {lacking}: it may fail, or be killed"))
@@ -253,6 +258,20 @@ def _in_words(needs: Needs, left: Left) -> str:
     return (
         f"building it takes up to {in_gb(needs.build)} of memory, and serving it "
         f"{in_gb(needs.served)}{on_gpu} ({parts_of(needs)}); {in_gb(left.free)} are free"
+    )
+
+
+def _trade(choices: Sequence[Choice]) -> str:
+    """Say what would make the weights smaller, for answers that differ; nothing if none would."""
+    asked = choices[0]
+    smaller = [each for each in choices if each.needs.weights < asked.needs.weights]
+    if not smaller or asked.needs.weights < _WORTH_CHOOSING:
+        return ""
+    other = max(smaller, key=lambda each: each.needs.weights)
+    return (
+        f"its weights take {in_gb(asked.needs.weights)} of memory, and with {other} "
+        f"{in_gb(other.needs.weights)} with other answers: llmserve compare --model "
+        f"{shlex.quote(asked.spec.model)} measures what that gains and loses"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,19 @@ from llmserve.builder.hub.failures import HubError
 from llmserve.builder.hub.lookup import look_up
 from llmserve.builder.reading import read_object
 from llmserve.builder.source import DEMO, GGUF, WEIGHTS, is_gguf, model_on_hub, path_of
+from llmserve.builder.weights.quantised import quantised_by
 from llmserve.builder.weights.stored import WHOLE, Stored, loaded_files, read_stored
 from llmserve.errors import ModelSourceError
-from llmserve.plugins.size import BYTES, ModelSize
+from llmserve.plugins.quantised import Quantised
+from llmserve.plugins.size import BYTES, ModelSize, PackedSize
 from llmserve.runtime.causal import original_length
 
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_IN_WORDS = ("qweight", "weight_packed")
+"""The ends of the names of tensors that have several numbers in each word of 32 bits."""
+_WORD = 32
+_IN_BYTES = ("I8", "F8_E4M3", "F8_E5M2")
+_SCALE = 16
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "n_ctx")
 _GGUF_KIND = re.compile(r"(?:^|[-_.])(?:B?F(16|32)|(?:I?Q|MXFP)(\d))(?=[-_.])", re.IGNORECASE)
 """The bits of a weight, as the names of GGUF files say them: ``Q8_0``, ``IQ4_XS``, ``BF16``."""
@@ -75,9 +82,8 @@ def size_in(folder: Path, weights: Sequence[str] = (WEIGHTS,)) -> ModelSize | No
     files = sorted({file for pattern in weights for file in folder.glob(pattern)})
     if not files or not (folder / "config.json").is_file():
         return None
-    config = _text_config(read_object(folder / "config.json"))
-    if _is_packed(config):
-        return None
+    described = read_object(folder / "config.json")
+    config = _text_config(described)
     stored: dict[str, Stored] = {}
     # Some models have their weights a second time, for other programs.
     for file in loaded_files(folder, WHOLE, WEIGHTS):
@@ -86,21 +92,66 @@ def size_in(folder: Path, weights: Sequence[str] = (WEIGHTS,)) -> ModelSize | No
     size = sum(file.stat().st_size for file in files)
     if not stored:
         return replace(_by_bytes(size, config), is_checkpoint=False)
+    quantised = quantised_by(described)
+    packed = _packed(stored, quantised) if quantised else []
+    if packed is None:
+        return None
+    of_packed = {name for weight in packed for name in weight.names}
+    others = {name: tensor for name, tensor in stored.items() if name not in of_packed}
     kinds: Counter[str] = Counter()
-    for tensor in stored.values():
+    for tensor in others.values():
         kinds[tensor.dtype] += prod(tensor.shape)
     if (dtype := _TYPES.get(kinds.most_common(1)[0][0])) is None:
         return None
     vocabulary = config.get("vocab_size")
-    ends = [prod(t.shape) for t in stored.values() if len(t.shape) == 2 and vocabulary in t.shape]
+    ends = [prod(t.shape) for t in others.values() if len(t.shape) == 2 and vocabulary in t.shape]
+    ends += [weight.parameters for weight in packed if vocabulary in weight.lengths]
+    counts = [weight.parameters for weight in packed]
     found = ModelSize(
-        parameters=kinds.total(),
+        parameters=kinds.total() + sum(counts),
         bytes=size,
         dtype=dtype,
         ends=sum(ends),
-        largest=max(prod(tensor.shape) for tensor in stored.values()),
+        largest=max([*counts, *(prod(tensor.shape) for tensor in others.values())]),
+        packed=PackedSize(quantised, sum(counts), sum(weight.bytes for weight in packed))
+        if quantised
+        else None,
     )
     return _with_cache(found, config)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A quantised weight: the names of its tensors, what they stand for and take."""
+
+    names: Sequence[str]
+    parameters: int
+    bytes: int
+    lengths: frozenset[int]
+    """All numbers in the shapes of its tensors."""
+
+
+def _packed(stored: Mapping[str, Stored], found: Quantised) -> list[_Packed] | None:
+    """Return the quantised weights of a checkpoint; None if it is not known how many they are."""
+    by_module: dict[str, dict[str, Stored]] = {}
+    for name, tensor in stored.items():
+        module, _, end = name.rpartition(".")
+        if end != "bias":
+            by_module.setdefault(module, {})[end] = tensor
+    weights = []
+    for module, tensors in by_module.items():
+        words = [tensors[end] for end in _IN_WORDS if end in tensors]
+        whole = [t for end, t in tensors.items() if end == "weight" and t.dtype in _IN_BYTES]
+        if words and not found.bits:
+            return None
+        parameters = sum(prod(tensor.shape) * _WORD // found.bits for tensor in words)
+        parameters += sum(prod(tensor.shape) for tensor in whole)
+        if parameters:
+            names = [f"{module}.{end}" if module else end for end in tensors]
+            size = sum(tensor.end - tensor.begin for tensor in tensors.values())
+            lengths = frozenset(length for t in tensors.values() for length in t.shape)
+            weights.append(_Packed(names, parameters, size, lengths))
+    return weights or None
 
 
 def _by_bytes(size: int, config: Mapping[str, Any]) -> ModelSize:
@@ -116,6 +167,23 @@ def _by_bytes(size: int, config: Mapping[str, Any]) -> ModelSize:
         largest=hidden * vocabulary,
     )
     return _with_cache(found, config)
+
+
+def _by_packed_bytes(found: ModelSize, quantised: Quantised) -> ModelSize | None:
+    """Return the size of a quantised checkpoint whose files are not here.
+
+    All but the table and the product of the scores are taken to be quantised.
+    """
+    if not (bits := quantised.bits or (8 if quantised.method == "fp8" else 0)):
+        return None
+    packed = max(0, found.bytes - found.ends * BYTES[found.dtype])
+    of_scales = (_SCALE + bits) / quantised.group if quantised.group else 0
+    parameters = int(packed * 8 / (bits + of_scales))
+    return replace(
+        found,
+        parameters=found.ends + parameters,
+        packed=PackedSize(quantised, parameters, packed),
+    )
 
 
 def _of_hub(
@@ -141,12 +209,14 @@ def _of_hub(
     if file:
         size = listing.files[file].size
         return None if size is None else _of_gguf_on_hub(file, size)
-    config = _text_config(read_object(read("config.json")))
+    described = read_object(read("config.json"))
+    config, quantised = _text_config(described), quantised_by(described)
     sizes = [listing.files[name].size for name in needed_weights(listing.files, weights, read)]
     known = [size for size in sizes if size is not None]
-    if not known or len(known) < len(sizes) or _is_packed(config):
+    if not known or len(known) < len(sizes):
         return None
-    return replace(_by_bytes(sum(known), config), is_on_hub=True)
+    by_bytes = replace(_by_bytes(sum(known), config), is_on_hub=True)
+    return by_bytes if quantised is None else _by_packed_bytes(by_bytes, quantised)
 
 
 def _of_gguf_on_hub(file: str, size: int) -> ModelSize | None:
@@ -158,11 +228,6 @@ def _of_gguf_on_hub(file: str, size: int) -> ModelSize | None:
     return ModelSize(
         parameters=int(size * 8 / bits), bytes=size, dtype="bfloat16", is_on_hub=True, is_gguf=True
     )
-
-
-def _is_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether the weights are quantized: only what computes them knows how many bytes."""
-    return bool(config.get("quantization_config") or config.get("compression_config"))
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -192,6 +192,11 @@ def is_checkpoint(path: Path) -> bool:
     return weights and (path / "config.json").is_file()
 
 
+def is_unbuilt_model(path: Path) -> bool:
+    """Return whether a path is a model that a build takes: a folder, or a GGUF file."""
+    return is_checkpoint(path) or is_gguf(path)
+
+
 def names_model(model: str) -> bool:
     """Return whether this can be a model of the hub, or the demo, if there is no such path."""
     if "/" not in model and model.lower().endswith(GGUF):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal, TypeAlias
+
+from llmserve.hardware import has_gpu
 
 METHODS = {
     "gptq": "GPTQ",
@@ -25,6 +28,11 @@ _NEEDED = {
     "mxfp4": "accelerate",
 }
 """The module without which transformers does not load a checkpoint of a method."""
+_ONLY_ON_GPUS = ("fp8", "mxfp4")
+"""Methods whose weights transformers widens where there is no GPU."""
+
+Treatment: TypeAlias = Literal["", "kept", "widened"]
+"""What a generator does with such weights: refuse them, keep their bits, or widen them to 16."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,9 @@ class Quantised:
         return ", ".join(parts)
 
 
-def is_loaded_by_transformers(found: Quantised) -> bool:
-    """Return whether transformers loads such a checkpoint with the packages that are here."""
+def by_transformers(found: Quantised) -> Treatment:
+    """Return what transformers does with such a checkpoint, with the packages that are here."""
     needed = _NEEDED.get(found.method)
-    return needed is not None and find_spec(needed) is not None
+    if needed is None or find_spec(needed) is None:
+        return ""
+    return "widened" if found.method in _ONLY_ON_GPUS and not has_gpu() else "kept"

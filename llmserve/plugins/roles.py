@@ -21,7 +21,7 @@ from llmserve.contract.tasks import GENERATE, TOKENS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.plugins.options import Option, Value
-from llmserve.plugins.quantised import Quantised, is_loaded_by_transformers
+from llmserve.plugins.quantised import Quantised, Treatment, by_transformers
 from llmserve.plugins.size import ModelSize, Needs
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ class Generator(Component):
     from the configuration: a build that refuses a model names the plugin that accepts it.
     ``keeps_gguf`` says whether, with these options, it reads the weights of a GGUF file itself,
     where ``llmserve.plugin.KeptWeights`` finds them; otherwise they are widened for it.
-    ``quantised`` says whether it computes a checkpoint whose weights are quantised in such a way; a
-    build refuses others, and names the plugins that do. Without it, those are computed that
+    ``quantised`` says whether it computes a checkpoint whose weights are quantised in such a way,
+    and whether they stay in their bits (``"kept"``) or take 16 each (``"widened"``); a build
+    refuses others (``""``), and names the plugins that do. Without it, those are computed that
     transformers loads with the packages that are installed.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
@@ -118,7 +119,7 @@ class Generator(Component):
     needs: Need | None = None
     accepts: Accept | None = None
     keeps_gguf: Callable[[Mapping[str, Value]], bool] = lambda _: False
-    quantised: Callable[[Quantised], bool] = is_loaded_by_transformers
+    quantised: Callable[[Quantised], Treatment] = by_transformers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,27 @@ from typing import Any
 
 from llmserve.hardware import computes_in, has_gpu
 from llmserve.plugins.options import Value
+from llmserve.plugins.quantised import Quantised
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The size of a number of each type that weights are loaded in."""
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """The quantised weights of a checkpoint: how they are stored, and how large they are."""
+
+    quantised: Quantised
+    parameters: int
+    """How many numbers they stand for."""
+    bytes: int
+    """What they take in its files, with their scales and zero points."""
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> PackedSize:
+        """Return what JSON has given."""
+        quantised = {**content["quantised"], "block": tuple(content["quantised"]["block"])}
+        return cls(Quantised(**quantised), content["parameters"], content["bytes"])
 
 
 @dataclass(frozen=True)
@@ -25,7 +43,7 @@ class ModelSize:
     bytes: int
     """What its files of weights take."""
     dtype: str
-    """The type that most of the weights are stored in."""
+    """The type that most of the weights are stored in that are not quantised."""
     ends: int = 0
     """How many of the parameters are the table of tokens and the product of the scores."""
     largest: int = 0
@@ -50,17 +68,31 @@ class ModelSize:
     kinds: Mapping[str, int] = field(default_factory=dict)
     """How many of the parameters in such a file have which type, such as ``Q4_K``."""
 
+    packed: PackedSize | None = None
+    """Those of its parameters that are quantised, in a checkpoint that is."""
     draft: ModelSize | None = None
     """Of the smaller model that guesses for it, if there is one."""
 
+    def bytes_with(self, width: int) -> int:
+        """Return what its weights take if those that are not quantised have so many bytes each."""
+        if self.packed is None:
+            return width * self.parameters
+        return self.packed.bytes + width * (self.parameters - self.packed.parameters)
+
     def content(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "draft" or v is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> ModelSize:
         """Return what ``content`` has given."""
-        draft = content.get("draft")
-        return cls(**{**content, "draft": cls.read(draft) if draft else None})
+        draft, packed = content.get("draft"), content.get("packed")
+        return cls(
+            **{
+                **content,
+                "draft": cls.read(draft) if draft else None,
+                "packed": PackedSize.read(packed) if packed else None,
+            }
+        )
 
 
 @dataclass(frozen=True)

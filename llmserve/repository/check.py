@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.builder.causal import KINDS
 from llmserve.builder.hub.lookup import cached
-from llmserve.builder.source import DEMO, is_checkpoint, is_gguf
+from llmserve.builder.source import DEMO, is_checkpoint, is_unbuilt_model
 from llmserve.builder.source_files import check_code, config_files
 from llmserve.builder.weights.check import check_weights
 from llmserve.contract.names import MANIFEST
@@ -111,7 +111,7 @@ def check_repository(
 def not_a_repository(path: Path) -> Problem | None:
     """Return what a path is instead of a repository, with the command that serves it."""
     quoted = shlex.quote(str(path))
-    if is_checkpoint(path) or is_gguf(path):
+    if is_unbuilt_model(path):
         hint = f"llmserve build --model {quoted} && llmserve serve"
         return Problem(str(path), "it is a model that is not built yet", hint)
     if (path / modelconfig.FILE).is_file():

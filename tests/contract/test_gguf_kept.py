@@ -20,7 +20,7 @@ from llmserve.plugin import KeptWeights
 from llmserve_openvino.compare import difference
 from llmserve_openvino.gguf_weights import load_kept
 from llmserve_openvino.trace import convert
-from tests.gguf_files import FAMILIES, write_model
+from tests.gguf_files import FAMILIES, make_model, quantized, write_model
 
 pytestmark = pytest.mark.long
 
@@ -82,6 +82,46 @@ def test_a_model_answers_as_with_the_widened_weights(
             difference(found, stored, convert(found, stored)) for _ in parts(found, stored, 1)
         ]
         assert max(shares) < 1e-3
+
+
+K_QUANTS = {
+    "Q4_K": {"": "Q4_K"},
+    "Q5_K": {"": "Q5_K"},
+    "Q6_K": {"": "Q6_K"},
+    # As llama.cpp mixes them.
+    "Q4_K_M": {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"},
+    "Q5_K_M": {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q5_K"},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mix", K_QUANTS)
+def test_blocks_of_256_answer_as_their_widened_weights(tmp_path: Path, mix: str) -> None:
+    model = make_model("llama", hidden_size=256, intermediate_size=512, head_dim=64)
+    kinds = {part: gguf.GGMLQuantizationType[kind] for part, kind in K_QUANTS[mix].items()}
+    path = tmp_path / "m.gguf"
+    write_model(path, model=model, kinds=kinds)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                part = {"v_proj": "attn_v", "down_proj": "ffn_down", "embed_tokens": "token_embd"}
+                own = next((part[each] for each in part if each in name), "")
+                kind = kinds.get(own, kinds[""])
+                values = gguf.dequantize(quantized(parameter.numpy(), kind), kind)
+                off = np.abs(values - parameter.numpy()).max() / np.abs(parameter.numpy()).max()
+                assert off < 0.1, "the blocks are not those of the weights"
+                parameter.copy_(torch.from_numpy(values))
+    ids = torch.arange(60)[None] * 7 % 1024
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits.log_softmax(-1)
+    with Scratch(tmp_path) as scratch:
+        found, stored = read(path, scratch)
+        with torch.inference_mode(), stored.computing():
+            answers = found(input_ids=ids).logits.log_softmax(-1)
+        off = float((answers - expected).abs().max())
+        print(f"{mix}: {off:.2g}")
+        assert off < 5e-2
+        assert difference(found, stored, convert(found, stored)) < 1e-3
 
 
 def test_what_is_in_other_types_is_widened_alone(tmp_path: Path) -> None:

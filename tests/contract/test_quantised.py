@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf as gguf_library
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import llmserve
@@ -17,11 +24,12 @@ from llmserve.builder.plan import BuildSpec
 from llmserve.errors import ModelSourceError
 from llmserve.graphs import Scratch, StoredWeights
 from llmserve.plugin import quantised_in
+from llmserve_cli.group import cli
 from llmserve_openvino.compare import difference
 from llmserve_openvino.quantised_weights import Loaded, load_quantised
 from llmserve_openvino.trace import convert
 from tests import quantised_files as files
-from tests.gguf_files import make_model
+from tests.gguf_files import make_model, write_model
 from tests.support import edit_json
 
 
@@ -153,6 +161,10 @@ def retype(end: str) -> Callable[[dict[str, torch.Tensor]], object]:
     return edit
 
 
+def add_bias(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{NAME}.bias"] = torch.ones(3)
+
+
 def lose_norm(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["model.norm.weight"]
 
@@ -168,6 +180,7 @@ def lose_norm(tensors: dict[str, torch.Tensor]) -> None:
         ("gptq", fill("scales", torch.nan), f"{NAME} has scales that are no numbers"),
         ("gptq", fill("g_idx", 1000), f"{NAME} has a g_idx that names groups which it does not"),
         ("gptq", fill("g_idx", -1), f"{NAME} has a g_idx that names groups which it does not"),
+        ("gptq", add_bias, f"{NAME} has a bias of 3 for 128 outputs"),
         ("gptq", lose_norm, "the checkpoint has no model.norm.weight"),
         ("gptq", lose("qweight"), f"the checkpoint has no {NAME}.weight"),
         ("awq", cut("qzeros"), rf"{NAME} has a qzeros of \d+ x \d+, and not of"),
@@ -264,3 +277,74 @@ def test_a_build_keeps_the_bits_and_says_so(folder: Path, repo: Path) -> None:
     assert any(said in line for line in reports)
     model = (built.folder / "1" / "openvino" / "openvino_model.xml").read_text()
     assert 'element_type="u4"' in model
+
+
+def said_by(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, [*words], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "treatment"),
+    [
+        ("gptq-order", "GPTQ, 4 bits, groups of 32, act order", "keeps its weights as they are"),
+        ("fp8-blocks", "FP8, blocks of 48 x 40", "widens its weights to 16 bits"),
+    ],
+)
+def test_check_says_what_a_checkpoint_is_and_who_takes_it(
+    tmp_path: Path, kind: str, what: str, treatment: str
+) -> None:
+    saved(tmp_path, kind)
+    code, said = said_by("check", str(tmp_path))
+    assert code == 0
+    assert f"{tmp_path}: {what}; 0.2 M weights in" in said
+    assert re.search(rf"\n  openvino +{treatment}", said)
+    assert re.search(r"\n  vllm +keeps its weights as they are", said)
+    # Without gptqmodel, transformers loads none.
+    assert ("\n  iterative" in said) == (kind == "fp8-blocks")
+    code, said = said_by("check", str(tmp_path), "--json")
+    takers = {each["plugin"]: each["treatment"] for each in json.loads(said)["takers"]}
+    assert takers["openvino"] == ("widened" if kind == "fp8-blocks" else "kept")
+
+
+def test_check_says_of_which_types_a_gguf_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=gguf_library.GGMLQuantizationType.Q4_0)
+    code, said = said_by("check", str(path))
+    assert code == 0
+    assert re.search(r"GGUF, Q4_0(?: \d+%, F32 \d+%)?; 0\.\d M weights in", said)
+    assert re.search(r"\n  openvino +keeps its weights as they are", said)
+    assert re.search(r"\n  iterative +widens its weights to 16 bits", said)
+
+
+def test_check_says_that_nobody_takes_a_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path, "gptq")
+
+    def check() -> tuple[int, str]:
+        found = subprocess.run(
+            [sys.executable, "-m", "llmserve_cli", "check", str(tmp_path)],
+            env={**os.environ, "LLMSERVE_PLUGINS": "hf,iterative"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return found.returncode, found.stdout
+
+    code, said = check()
+    assert code == 3
+    assert "GPTQ, 4 bits, groups of 32; 0.2 M weights in" in said
+    assert "no installed plugin computes them" in said
+    edit_json(tmp_path / "config.json", quantization_config={"quant_method": "quip"})
+    code, said = check()
+    assert code == 3
+    assert "how its weights are stored cannot be read" in said
+
+
+def test_plugins_says_which_checkpoints_are_kept_and_which_are_widened() -> None:
+    code, said = said_by("plugins", "openvino")
+    assert code == 0
+    kept, widened = said.split("Quantised checkpoints that are ")[1:]
+    assert "GPTQ, 4 bits, act order" in kept
+    assert "FP8" in widened.partition("Options")[0]
+    assert "MXFP4" not in said
+    assert "Quantised" not in said_by("plugins", "gpt2-onnx")[1]
+    taken = json.loads(said_by("plugins", "vllm", "--json")[1])["quantised"]
+    assert "MXFP4" in taken["kept"]

@@ -155,7 +155,7 @@ def _generator(form: str, label: str, backend: str, packages: tuple[str, ...]) -
         options=_GENERATOR_OPTIONS,
         assemble=assemble,
         needs=partial(_needs, form),
-        quantised=lambda _: False,
+        quantised=lambda _: "",
         requires=("llmserve-gpt2", "torch", "transformers", *packages),
     )
 

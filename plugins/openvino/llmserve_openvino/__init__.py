@@ -16,6 +16,7 @@ from llmserve.plugin import (
     Option,
     Quantised,
     Recipe,
+    Treatment,
     Value,
     contract,
     hookimpl,
@@ -37,7 +38,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             prepare=_prepare_generator,
             needs=_needs,
             keeps_gguf=lambda options: options["weight_format"] == "auto",
-            quantised=_keeps,
+            quantised=_treatment,
             inputs=(*contract.ENGINE_OPTIONS, contract.ADAPTER),
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
@@ -112,10 +113,10 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     ]
 
 
-def _keeps(found: Quantised) -> bool:
-    from llmserve_openvino.quantised_forms import is_kept
+def _treatment(found: Quantised) -> Treatment:
+    from llmserve_openvino.kept_forms import treatment
 
-    return is_kept(found)
+    return treatment(found)
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:

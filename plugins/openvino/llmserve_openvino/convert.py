@@ -71,9 +71,10 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
             model, packed, widened = loaded
         else:
             model = load(source, pickle=settings["pickle"], trust_remote_code=trusted)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         stored = StoredWeights(model, packed, folder=target)
         _convert(model, stored, target, settings, trial, begun)
-    facts = {"served": trial.served, "widened": widened}
+    facts = {"served": trial.served, "widened": widened, "parameters": parameters}
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

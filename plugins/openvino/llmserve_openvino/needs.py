@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from llmserve.plugin import ModelSize, Needs, Value, loaded_type
+from llmserve_openvino.kept_forms import treatment
 
 PROCESS = 370_000_000
 """What Triton and a process of this engine take without a model (measured)."""
@@ -25,10 +27,13 @@ _WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 
 def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     """Return what a model takes; it is converted unless it was before."""
+    if size.packed and treatment(size.packed.quantised) != "kept":
+        # It is a checkpoint in 16 bits from then on, but for what is read.
+        size = replace(size, packed=None, dtype="bfloat16")
     computed = loaded_type(size, str(options["dtype"]), on_gpu=False)
     chosen = str(options["weight_format"])
     stored = stored_bytes(size, options) if size.is_checkpoint else size.bytes
-    is_kept = chosen == "auto" and kept_bytes(size) > 0
+    is_kept = size.packed is not None or (chosen == "auto" and kept_bytes(size) > 0)
     weights = _in_memory(size, chosen, stored, computed) if size.is_checkpoint else stored
     kind = str(options["kv_cache"])
     width = _CACHE_BYTES.get(kind, 4 if computed == "float32" else 2)
@@ -61,6 +66,10 @@ def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
     The file's own pages are given back, and of it only the table of tokens is read later. Where
     table and product of the scores are tied, they are in memory once.
     """
+    if size.packed:
+        others = _without_packed(size)
+        stored -= size.packed.bytes
+        return size.packed.bytes + _in_memory(others, chosen, stored, computed)
     table = max(0, size.ends - size.largest)
     if chosen == "auto" and kept_bytes(size):
         return stored
@@ -76,6 +85,8 @@ def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
 
 def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
     """Return what the converted weights take on the disk."""
+    if size.packed:
+        return size.packed.bytes + stored_bytes(_without_packed(size), options)
     chosen = str(options["weight_format"])
     if chosen == "auto":
         return kept_bytes(size) or size.parameters * (4 if size.dtype == "float32" else 2)
@@ -87,6 +98,12 @@ def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
     # The table and the product of the scores stay in 8 bits.
     middle = size.parameters - size.ends
     return int(size.ends + middle * (ratio * width + (1 - ratio)))
+
+
+def _without_packed(size: ModelSize) -> ModelSize:
+    """Return the size of those weights of a checkpoint that are not quantised."""
+    packed = size.packed.parameters if size.packed else 0
+    return replace(size, parameters=size.parameters - packed, packed=None)
 
 
 def kept_bytes(size: ModelSize) -> int:

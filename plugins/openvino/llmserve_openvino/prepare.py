@@ -131,7 +131,9 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
         kept = "its quantised weights stay in their bits"
         if told["widened"]:
             kept = f"{told['widened']} of its weights are widened to 16 bits (bfloat16)"
-        context.report(f"{context.source.asked} is quantised ({found}): {kept}")
+        size = (target / _FILES[1]).stat().st_size
+        takes = f"{size / 1e6:.0f} MB, and {2 * told['parameters'] / 1e6:.0f} in 16 bits"
+        context.report(f"{context.source.asked} is quantised ({found}): {kept}, {takes}")
     served: int | None = told["served"]
     return {"path": folder}, served
 

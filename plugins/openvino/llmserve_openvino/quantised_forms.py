@@ -129,22 +129,6 @@ _READ: dict[str, Callable[[Quantised, Tensors, Shape], _Groups]] = {
     "awq": _awq,
     "compressed-tensors": _pack_quantized,
 }
-_FORMS = {
-    ("gptq", ""), ("gptq", "gptq"), ("gptq", "gptq_v2"),
-    ("awq", ""), ("awq", "gemm"),
-    ("compressed-tensors", "pack-quantized"), ("compressed-tensors", "int-quantized"),
-    ("compressed-tensors", "float-quantized"), ("compressed-tensors", "naive-quantized"),
-    ("fp8", ""),
-}  # fmt: skip
-_BITS = {"gptq": (4, 8), "awq": (4,), "compressed-tensors": (4, 8), "fp8": (0, 8)}
-_ONLY_8 = ("int-quantized", "float-quantized", "naive-quantized")
-
-
-def is_kept(found: Quantised) -> bool:
-    """Return whether weights that are quantised in such a way are read from their checkpoint."""
-    if (found.method, found.form) not in _FORMS or found.bits not in _BITS[found.method]:
-        return False
-    return found.bits == 8 or found.form not in _ONLY_8
 
 
 def _of_float8(found: Quantised, tensors: Tensors, shape: Shape) -> torch.Tensor:
@@ -162,6 +146,8 @@ def _of_float8(found: Quantised, tensors: Tensors, shape: Shape) -> torch.Tensor
         scale = scale[:, None]
     height, length = (rows, width) if scale.numel() == 1 else _block(found, width)
     scale = _taken({name: scale}, name, (-(-rows // height), -(-width // length)))
+    # What a block has beyond the weight is not there.
+    height, length = min(height, rows), min(length, width)
     factors = _finite(scale.float())
     whole = torch.empty(shape, dtype=torch.bfloat16)
     count = max(1, _ROWS // height)
@@ -170,9 +156,7 @@ def _of_float8(found: Quantised, tensors: Tensors, shape: Shape) -> torch.Tensor
         piece = piece.repeat_interleave(length, 1)[:, :width]
         part = weight[first * height : (first + count) * height].float()
         whole[first * height : (first + count) * height] = part * piece[: len(part)]
-    if not whole.isfinite().all():
-        raise Unreadable("has values that are no finite numbers")
-    return whole
+    return _all_finite(whole)
 
 
 def _grouped(groups: _Groups, shape: Shape) -> PackedWeight | torch.Tensor:
@@ -212,9 +196,10 @@ def _widened(groups: _Groups, scales: NDArray[np.float32], group: int) -> torch.
     owner = np.arange(width) // group if groups.owner is None else groups.owner
     zeros: Any = groups.zeros
     points = zeros[:, owner] if isinstance(zeros, np.ndarray) else zeros
-    return torch.from_numpy(
-        (groups.values - points.astype(np.float32)) * scales[:, owner]
-    ).bfloat16()
+    points = np.asarray(points, np.float32)
+    with np.errstate(over="ignore"):
+        whole = torch.from_numpy((groups.values - points) * scales[:, owner]).bfloat16()
+    return _all_finite(whole)
 
 
 def _numbers(words: torch.Tensor, bits: int) -> NDArray[np.uint8]:
@@ -246,6 +231,8 @@ def _owner(tensors: Tensors, name: str, width: int, group: int) -> NDArray[np.in
     if name not in tensors:
         return None
     stored = _taken(tensors, name, (width,))
+    if stored.dtype not in (torch.int32, torch.int64):
+        raise Unreadable(f"has a {name} of {_type(stored)}, and not of int32")
     owner = stored.numpy().astype(np.int64)
     if (owner < 0).any() or (owner >= width // group).any():
         raise Unreadable(f"has a {name} that names groups which it does not have")
@@ -264,6 +251,12 @@ def _taken(
     if dtype is not None and found.dtype != dtype:
         raise Unreadable(f"has a {name} of {_type(found)}, and not of {str(dtype)[6:]}")
     return found
+
+
+def _all_finite(weight: torch.Tensor) -> torch.Tensor:
+    if not weight.isfinite().all():
+        raise Unreadable("has values that are no finite numbers")
+    return weight
 
 
 def _finite(scales: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,13 @@ def load_quantised(
             else:
                 module.weight = _parameter(_wide(weight, module, scratch))
                 widened += 1
-            if (bias := tensors.get("bias")) is not None and bool(bias.any()):
+            bias = tensors.get("bias")
+            if bias is not None and (len(bias.shape) != 1 or len(bias) != weight.shape[0]):
+                raise SystemExit(
+                    f"the checkpoint does not fit together: {name} has a bias of "
+                    f"{' x '.join(map(str, bias.shape))} for {weight.shape[0]} outputs"
+                )
+            if bias is not None and bool(bias.any()):
                 # Some packers write one for each product, of zeros where the model has none.
                 module.bias = _parameter(bias.float())
             elif bias is not None and module.bias is not None:

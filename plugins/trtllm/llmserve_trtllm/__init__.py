@@ -33,7 +33,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             inputs=SAMPLING,
             options=OPTIONS,
             # What its engines read is known by the TensorRT-LLM that builds them.
-            quantised=lambda _: True,
+            quantised=lambda _: "kept",
             requires=("llmserve-trtllm",),
             assemble=_assemble,
         )

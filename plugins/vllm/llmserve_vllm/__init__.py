@@ -12,7 +12,9 @@ from llmserve.plugin import (
     Generator,
     ModelSize,
     Needs,
+    Quantised,
     Recipe,
+    Treatment,
     Value,
     contract,
     hookimpl,
@@ -37,8 +39,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             prepare=_prepare,
             needs=_needs,
-            # It has a kernel for each method, or refuses it with its own words.
-            quantised=lambda _: True,
+            quantised=_treatment,
             inputs=(
                 *(tensor for tensor in contract.SAMPLING if tensor.name in _SAMPLING),
                 contract.LOGIT_BIAS,
@@ -72,6 +73,12 @@ def _prepare(context: BuildContext) -> Mapping[str, Any]:
     from llmserve_vllm.prepare import prepare
 
     return prepare(context)
+
+
+def _treatment(found: Quantised) -> Treatment:
+    from llmserve_vllm.needs import treatment
+
+    return treatment(found)
 
 
 def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:

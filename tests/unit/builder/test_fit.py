@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,109 @@ def test_a_build_from_python_is_refused_as_the_command_refuses_it(
     assert not (tmp_path / "repository").exists()
 
 
-def test_what_quantized_weights_take_is_not_known(small: Path, left: Any) -> None:
-    edit_json(small / "config.json", quantization_config={"quant_method": "fp8"})
+def test_what_quantized_weights_take_is_not_known_of_other_methods(small: Path, left: Any) -> None:
+    edit_json(small / "config.json", quantization_config={"quant_method": "bitsandbytes"})
     assert size_of(str(small)) is None
     left(free=0)
     choice, _ = fitted(small, "hf")
     assert choice.spec.options == {}
+
+
+def quantised_llama(folder: Path, described: dict[str, Any], products: Any) -> Path:
+    """Write a Llama whose products have tensors of these types and shapes, and no numbers."""
+    sparse_llama(folder, hidden=1024, layers=32)
+    file = folder / "model.safetensors"
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    sizes = {"I32": 4, "F16": 2, "BF16": 2, "I8": 1, "F8_E4M3": 1, "F32": 4}
+    tensors: dict[str, Any] = {}
+    for name, tensor in header.items():
+        module = name.removesuffix(".weight")
+        stored = {"weight": ("BF16", tensor["shape"])}
+        if module.endswith("_proj"):
+            stored = products(*tensor["shape"])
+        tensors |= {f"{module}.{end}": each for end, each in stored.items()}
+    content, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = sizes[dtype] * prod(shape)
+        content[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(content).encode()
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+    edit_json(folder / "config.json", quantization_config=described)
+    return folder
+
+
+def _gptq(rows: int, width: int) -> dict[str, Any]:
+    return {
+        "qweight": ("I32", (width // 8, rows)), "qzeros": ("I32", (width // 128, rows // 8)),
+        "scales": ("F16", (width // 128, rows)), "g_idx": ("I32", (width,)),
+    }  # fmt: skip
+
+
+def _packed(rows: int, width: int) -> dict[str, Any]:
+    return {"weight_packed": ("I32", (rows, width // 8)), "weight_scale": ("BF16", (rows, 1))}
+
+
+def _float8(rows: int, width: int) -> dict[str, Any]:
+    return {"weight": ("F8_E4M3", (rows, width)), "weight_scale_inv": ("F32", (1, 1))}
+
+
+QUANTISED: dict[str, tuple[dict[str, Any], Any, float]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, _gptq, 0.5 + 2.5 / 128),
+    "w4a16": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"a": {"weights": {"num_bits": 4}}},
+        },
+        _packed,
+        0.5,
+    ),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [1024, 3072]}, _float8, 1),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_quantised_checkpoint_takes_what_its_numbers_and_the_others_take(
+    tmp_path: Path, left: Any, kind: str
+) -> None:
+    described, products, width = QUANTISED[kind]
+    model = quantised_llama(tmp_path / "model", described, products)
+    size = size_of(str(model))
+    assert size is not None
+    assert size.packed is not None
+    packed, ends = 32 * (4 + 3 * 3) * 1024**2, 2 * 32000 * 1024
+    assert (size.packed.parameters, size.parameters) == (packed, packed + ends + 1024)
+    assert size.packed.bytes == pytest.approx(width * packed, rel=0.02)
+    assert (size.dtype, size.ends, size.largest) == ("bfloat16", ends, ends // 2)
+    assert ModelSize.read(json.loads(json.dumps(size.content()))) == size
+    left()
+    needs = {name: fitted(model, name)[0].needs for name in ("openvino", "vllm")}
+    others = size.parameters - packed
+    assert needs["vllm"].weights == size.packed.bytes + 2 * others
+    # OpenVINO has no numbers of 8 bits with an exponent.
+    kept = 2 * packed if kind == "fp8" else size.packed.bytes
+    table = ends // 2
+    if computes_in("bfloat16"):
+        assert needs["openvino"].weights == pytest.approx(kept + 2 * (others - table), rel=0.01)
+    assert needs["openvino"].mapped == pytest.approx(kept + 2 * others, rel=0.01)
+
+
+def test_a_quantised_checkpoint_that_does_not_fit_is_refused(tmp_path: Path, left: Any) -> None:
+    model = quantised_llama(tmp_path / "model", QUANTISED["gptq"][0], _gptq)
+    left(free=0.5 * GB)
+    with pytest.raises(ShortageError, match=r"serving it \(weights 293 MB"):
+        fitted(model, "openvino")
+
+
+def test_what_would_be_smaller_is_said_where_a_model_is_served(small: Path, left: Any) -> None:
+    left(free=8 * GB)
+    said = fitted(small, "openvino")[1]
+    assert "of memory, and with --set weight_format=int8 " in said[-1]
+    assert f"llmserve compare --model {small}" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +341,13 @@ def test_what_is_loaded_from_the_hub_is_what_counts(hub: Hub) -> None:
     config["quantization_config"] = {"quant_method": "awq"}
     hub.files["config.json"] = json.dumps(config).encode()
     assert size_of(MODEL) is None
+    hub.commit = f"{hub.commit[1:]}0"
+    config["quantization_config"] |= {"bits": 4, "group_size": 128}
+    hub.files["config.json"] = json.dumps(config).encode()
+    size = size_of(MODEL)
+    assert size is not None
+    assert size.packed is not None
+    assert (size.packed.bytes, size.packed.parameters) == (300, int(300 * 8 / (4 + 20 / 128)))
 
 
 def test_what_fits_is_built_as_it_was_asked_for(small: Path, left: Any) -> None:
