@@ -21,7 +21,8 @@ from llmserve.plugin import (
     check_causal,
 )
 from llmserve_gpt2.export import names
-from llmserve_gpt2.export.run import Exported, export, quietly
+from llmserve_gpt2.export.mapped import load
+from llmserve_gpt2.export.run import Exported, export
 
 _PROMPT_IDS = Tensor("prompt_ids", "TYPE_INT64", (-1,), optional=False, ragged=True)
 _REQUEST = Tensor("params", "TYPE_STRING", optional=False)
@@ -155,9 +156,17 @@ def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, An
     """Export the model into a part and configure it; return the settings for the session."""
     _place_on_device(context)
     check_causal(context.source, **allowed(context))
-    exported = export(
-        _load(context), form, context.folder, name=context.source.asked, report=context.report
+    context.report("loading the model")
+    loading = load(
+        context.source.path,
+        context.folder,
+        pickle=bool(context.options["pickle"]),
+        trust_remote_code=bool(context.options["trust_remote_code"]),
     )
+    with loading as model:
+        exported = export(
+            model, form, context.folder, name=context.source.asked, report=context.report
+        )
     declare(context.config, exported)
     _schedule(context, slots)
     if form == "torchscript":
@@ -174,23 +183,6 @@ def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, An
         # Each step writes a slot and reads it twice; a separate batch would read all weights.
         "gap": shape.weights // (3 * shape.slot),
     }
-
-
-def _load(context: BuildContext) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    context.report("loading the model")
-    with quietly():
-        return AutoModelForCausalLM.from_pretrained(
-            context.source.path,
-            dtype=torch.float32,
-            # Plain products, which ONNX Runtime fuses; other forms transpose all keys per token.
-            attn_implementation="eager",
-            use_safetensors=None if context.options["pickle"] else True,
-            trust_remote_code=bool(context.options["trust_remote_code"]),
-            local_files_only=True,
-        ).eval()
 
 
 def _place_on_device(context: BuildContext) -> None:

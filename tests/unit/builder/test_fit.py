@@ -450,8 +450,9 @@ def test_graphs_and_vllm_say_what_they_need(small: Path) -> None:
 
     onnx, script = needs("gpt2-onnx"), needs("gpt2-torchscript")
     assert onnx.weights == script.weights == 4 * size.parameters
-    assert onnx.build == script.build > 9 * size.parameters
-    assert script.disk == 2 * onnx.disk
+    # What is compared is the largest weight, or a file that is read as a whole.
+    assert onnx.build - 4 * size.largest == script.build - min(script.weights, 1 << 30) > 0
+    assert script.disk == onnx.disk + script.weights
     whole, short = needs("vllm", device="cuda"), needs("vllm", device="cuda", max_model_len=1024)
     assert whole.of_gpu == 2 * (size.parameters + size.cache * 4096)
     assert short.cache == whole.cache // 4

@@ -15,12 +15,13 @@ from llmserve_gpt2.export.model import Shape, example
 FILE = "model.onnx"
 # ONNX Runtime supported these when Triton 23.10 was new, and the graphs need nothing newer.
 _OPSET, _IR = 18, 8
-# A protobuf is limited to 2 GiB; larger weights than this are saved in a separate file.
-_MAX_EMBEDDED_WEIGHTS = 1 << 30
+# Larger weights than this are saved in a separate file, one after the other: a protobuf is in
+# memory as a whole, and limited to 2 GiB.
+_MAX_EMBEDDED_WEIGHTS = 1 << 26
 
 
-def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
-    """Export a step; the same model gives the same bytes."""
+def write(step: torch.nn.Module, shape: Shape, folder: Path) -> Runner:
+    """Export a step, and return what runs the file; the same model gives the same bytes."""
     dynamic = torch.export.Dim.DYNAMIC
     states = names.states(shape.layers)
     program = torch.onnx.export(
@@ -41,14 +42,23 @@ def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
     _remove_metadata(program.model)
     program.model.ir_version = _IR
     program.save(str(folder / FILE), external_data=shape.weights * 4 > _MAX_EMBEDDED_WEIGHTS)
+    return _load(folder)
 
 
-def load(folder: Path) -> Runner:
+def _load(folder: Path) -> Runner:
     # Otherwise onnxruntime sends usage data over the network.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    # Weights stay mapped. The backend copies them into forms that are faster to compute with.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # It would take twice what is asked for.
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    session = onnxruntime.InferenceSession(
+        folder / FILE, options, providers=["CPUExecutionProvider"]
+    )
 
     def run(feeds: Arrays) -> Arrays:
         outputs = [output.name for output in session.get_outputs()]

@@ -41,12 +41,13 @@ def export(
         shape = shape_of(model)
         report(f"exporting {name} to {form}")
         with quietly(), torch.no_grad():
-            exporter.write(Step(model).eval(), shape, folder)
+            run = exporter.write(Step(model).eval(), shape, folder)
         report(f"comparing {exporter.FILE} with PyTorch")
         with quietly(), torch.no_grad():
-            difference = check(exporter.load(folder), model, shape)
+            difference = check(run, model, shape)
     except Exception as error:
-        (folder / exporter.FILE).unlink(missing_ok=True)
+        for file in folder.glob(f"*{exporter.FILE}*"):
+            file.unlink()
         raise ModelSourceError(
             f"{name} cannot be exported to {form}: {_reason(error)}",
             hint="serve it with --plugin hf or --plugin iterative",

@@ -12,8 +12,9 @@ import torch
 
 from llmserve.errors import ModelSourceError
 from llmserve.testing import tiny_models
-from llmserve_gpt2.export import names
+from llmserve_gpt2.export import names, torchscript_file
 from llmserve_gpt2.export import run as run_module
+from llmserve_gpt2.export.mapped import load
 from llmserve_gpt2.export.model import Step, shape_of
 from llmserve_gpt2.export.run import export
 
@@ -67,6 +68,40 @@ def test_a_graph_that_differs_from_the_model_is_refused_and_removed(
     with pytest.raises(ModelSourceError, match=r"exported to torchscript: .* off by"):
         export(model, "torchscript", tmp_path, name="demo", report=lambda _: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_file_in_torchscript_is_read_through_instead_of_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchscript_file, "MOST_READ", 0)
+    exported = export(make_model(), "torchscript", tmp_path, name="x", report=lambda _: None)
+    assert exported.difference < 1e-4
+    assert torch.jit.load(str(exported.file)) is not None  # type: ignore[no-untyped-call]
+
+    with zipfile.ZipFile(exported.file) as archive:
+        weight = max(archive.infolist(), key=lambda entry: entry.file_size)
+    with exported.file.open("r+b") as stream:
+        stream.seek(weight.header_offset + weight.file_size)
+        stream.write(b"another weight")
+    with pytest.raises(ValueError, match=r"model/constants/\d+ in it is not what was written"):
+        torchscript_file.read_through(exported.file)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_a_model_in_16_bits_is_mapped_in_32(dtype: torch.dtype, size: str, tmp_path: Path) -> None:
+    stored = make_model("llama").to(dtype)
+    source, scratch = tmp_path / "model", tmp_path / "scratch"
+    scratch.mkdir()
+    stored.save_pretrained(source, max_shard_size=size)
+    with load(source, scratch, pickle=False, trust_remote_code=False) as model:
+        weights = dict(model.named_parameters())
+        assert {weight.dtype for weight in weights.values()} == {torch.float32}
+        for name, weight in stored.named_parameters():
+            assert torch.equal(weight.float(), weights[name]), name
+        files = [path.name for path in scratch.rglob("*.safetensors")]
+        assert files == (["model.safetensors"] if dtype is torch.bfloat16 else [])
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_cache_of_another_kind_is_refused_with_the_reason(tmp_path: Path) -> None:
