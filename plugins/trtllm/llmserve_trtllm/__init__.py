@@ -34,6 +34,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             options=OPTIONS,
             # What its engines read is known by the TensorRT-LLM that builds them.
             quantised=lambda _: "kept",
+            # No needs: an engine mostly runs on another machine, and its cache takes a share of
+            # what is left of the GPU there (kv_cache_free_gpu_mem_fraction), whatever the model.
             requires=("llmserve-trtllm",),
             assemble=_assemble,
         )
