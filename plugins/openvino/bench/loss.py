@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 import llmserve
 from llmserve.runtime import Engine, Generation, Params, run_batch
 from llmserve.testing import ByteTokenizer
-from llmserve_openvino.runner import OpenVinoRunner
+from llmserve_openvino.runner import make_runner
 
 _CHUNK, _CHUNKS, _TOKENS = 256, 12, 32
 _TOPICS = ("assignment", "booleans", "class", "exceptions", "execmodel", "import", "with")
@@ -76,7 +76,7 @@ def answers(
     folder: Path, properties: dict[str, Any], prompts: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], float]:
     """Return greedy answers, one prompt at a time, and tokens per second."""
-    runner = OpenVinoRunner(folder / "openvino_model.xml", properties, cache_tokens=4096)
+    runner = make_runner(folder / "openvino_model.xml", properties, cache_tokens=4096)
     engine = Engine(runner, ByteTokenizer(), max_sequences=1)
     texts: list[list[int]] = []
     began = time.perf_counter()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from llmserve.plugin import UnservedError
 from llmserve_openvino.own_attention import OwnAttention, repeated
+from llmserve_openvino.recurrent_layers import Recurrence
 
 ATTENTION = "llmserve_openvino"
-STATE = "has layers that keep a state (linear attention, a convolution or a recurrence)"
 
 
 class Past(DynamicCache):  # type: ignore[misc]
@@ -30,9 +30,15 @@ class Past(DynamicCache):  # type: ignore[misc]
     ``past`` is in the order in which layers attend; there is none in a pass that finds the shapes.
     """
 
-    def __init__(self, past: Sequence[Tensor] = (), own: OwnAttention | None = None) -> None:
+    def __init__(
+        self,
+        past: Sequence[Tensor] = (),
+        own: OwnAttention | None = None,
+        recurrence: Recurrence | None = None,
+    ) -> None:
         super().__init__()
         self._past = past
+        self.recurrence = recurrence or Recurrence()
         self.own = own
         """How a model attends that does not call the attention here; ``update`` appends then."""
         self.present: list[Tensor] = []
@@ -73,13 +79,24 @@ class Past(DynamicCache):  # type: ignore[misc]
             query_length = query_length.shape[0]
         return self.get_seq_length() + query_length, 0
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise UnservedError(STATE)
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        """No layer is to look at its state: an operation does."""
+        return False
 
-    has_previous_state = get_conv_state = get_recurrent_state = _refuse
-    update_conv_state = update_recurrent_state = _refuse
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        return None
 
-    def update_indexer(self, *_: Any, **__: Any) -> NoReturn:
+    get_recurrent_state = get_conv_state
+
+    def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        self.recurrence.expect_convolution()
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        self.recurrence.check_scanned()
+        return recurrent_states
+
+    def update_indexer(self, *_: Any, **__: Any) -> None:
         raise UnservedError("chooses what it attends to with an index of its own")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from llmserve.graphs import StoredWeights
 from llmserve.runtime.causal import off_by, pages_of, random_texts, scores
-from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
+from llmserve_openvino.runner import PAGE_SIZE, make_runner
 
 _SCORED = 0.25
 """The share of a comparison after which only the model's own answers are left."""
@@ -40,7 +40,7 @@ def difference(
     texts = random_texts(model.config, lengths)
     tell(0)
     tokens = pages_of(texts, PAGE_SIZE) * PAGE_SIZE
-    runner = OpenVinoRunner(converted.clone(), exact, cache_tokens=tokens)
+    runner = make_runner(converted.clone(), exact, cache_tokens=tokens, sequences=len(texts))
     found, worst = scores(runner, texts), 0.0
     tell(_SCORED)
     for count, (text, rows) in enumerate(zip(texts, found, strict=True), 1):

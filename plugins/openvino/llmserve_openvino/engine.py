@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.graphs import openvino
+from llmserve.plugin import IncompatibleError
 from llmserve.runtime import (
     ADAPTERS,
     DEFAULT_ADAPTER_MB,
@@ -20,6 +21,7 @@ from llmserve.runtime import (
     Lora,
     ProductShapes,
     PromptLookup,
+    StateRunner,
     Tokenizer,
     adapter_names,
     adapters_of,
@@ -27,7 +29,8 @@ from llmserve.runtime import (
     run_batch,
 )
 from llmserve_openvino.lora import product_shapes
-from llmserve_openvino.runner import OpenVinoRunner
+from llmserve_openvino.runner import OpenVinoRunner, make_runner
+from llmserve_openvino.workarounds import read_model
 
 LOG = logging.getLogger(__name__)
 _MODEL = "openvino_model.xml"
@@ -57,7 +60,7 @@ class OpenVinoGenerator:
     @staticmethod
     def adapter_shapes(settings: Mapping[str, Any], folder: Path) -> ProductShapes:
         """Return the shapes of the products to which adapters may add."""
-        return product_shapes(openvino.Core().read_model(str(folder / settings["path"] / _MODEL)))
+        return product_shapes(read_model(str(folder / settings["path"] / _MODEL)))
 
     @property
     def adapters(self) -> list[str]:
@@ -83,18 +86,25 @@ class OpenVinoGenerator:
 
     def _make_runner(self, folder: Path, expected: Iterable[Lora] = ()) -> OpenVinoRunner:
         context = self.context_length or _CONTEXT
-        return OpenVinoRunner(
+        return make_runner(
             folder / _MODEL,
             self._properties,
             cache_tokens=max(4 * context, self._settings["max_sequences"] * context // 4),
             cache_bytes=self._settings["cache_gb"] * _GB,
+            sequences=self._settings["max_sequences"],
             expected=expected,
         )
 
     def _make_guesser(self, folder: Path) -> Guesser | None:
         if draft := self._settings["draft"]:
+            runner = self._make_runner(folder / draft)
+            if isinstance(runner, StateRunner):
+                raise IncompatibleError(
+                    "the draft model keeps a state that cannot take back wrong guesses",
+                    hint="choose a draft model without one, or prompt_lookup",
+                )
             return DraftModel(
-                self._make_runner(folder / draft),
+                runner,
                 self._settings["draft_tokens"],
                 context_length=self._settings.get("draft_length"),
             )

@@ -16,12 +16,12 @@ from llmserve.runtime import ArrayLogits, Chunk, Lora, LoraError, memory
 from llmserve_openvino.lora import OWN, OpenVinoProducts, add_products, product_shapes
 from llmserve_openvino.mapping import release
 from llmserve_openvino.own_attention import apply_told
-from llmserve_openvino.workarounds import keep_halves, use_paged_attention
+from llmserve_openvino.state_tables import StateTables, has_states, zeros
+from llmserve_openvino.workarounds import keep_halves, read_model, use_paged_attention
 
 PAGE_SIZE = 32
 """The only size of a page that OpenVINO has on a CPU."""
 _NEEDED = "llmserve_needed_rows"
-_LINE = 64
 # What may follow the product that gives the scores, and leaves each row to itself.
 _BY_ROW = {"Add", "Convert", "Divide", "Multiply", "Tanh"}
 
@@ -31,7 +31,8 @@ class OpenVinoRunner:
 
     ``cache_bytes`` is what the cache may take in all, 0 for as much as ``cache_tokens`` need: the
     operating system gives memory to a page when it is first written. The model is ready for the
-    adapters in ``expected``; for others it may have to be compiled again.
+    adapters in ``expected``; for others it may have to be compiled again. ``file`` is where the
+    model has been read from, if it has.
     """
 
     page_size = PAGE_SIZE
@@ -39,20 +40,22 @@ class OpenVinoRunner:
 
     def __init__(
         self,
-        model: Path | Any,
+        graph: Any,
         properties: Mapping[str, Any],
         *,
+        file: Path | None = None,
         cache_tokens: int,
         cache_bytes: int = 0,
+        sequences: int = 1,
         expected: Iterable[Lora] = (),
     ) -> None:
         self._core = ov.Core()
-        self._file = model if isinstance(model, Path) else None
+        self._file = file
         self._options = {"PERFORMANCE_HINT": "LATENCY", **properties}
         self._half = properties.get("INFERENCE_PRECISION_HINT") == "bf16"
         # The file may be another model's by the time that this one is compiled again: it stays
         # mapped as it was read.
-        self._graph: Any = self._core.read_model(str(self._file)) if self._file else model
+        self._graph = graph
         self.adapters = OpenVinoProducts(product_shapes(self._graph), half=self._half)
         for lora in expected:
             with suppress(LoraError):
@@ -74,27 +77,29 @@ class OpenVinoRunner:
             for shape, port in zip(shapes, ports, strict=True)
         )
         limit = cache_bytes or int(memory().free // 2)
-        pages = min(-(-cache_tokens // PAGE_SIZE), limit // page_bytes)
-        if cache_bytes:
-            pages = cache_bytes // page_bytes
+        pages = -(-cache_tokens // PAGE_SIZE)
+        if page_bytes:
+            pages = limit // page_bytes if cache_bytes else min(pages, limit // page_bytes)
         # An answer needs two pages, however small the cache.
         self.page_count = max(2, pages)
         # The tensors refer to the memory and do not own it.
         self._memory = [
-            _zeros(self.page_count * int(np.prod(shape)) * port.element_type.size)
+            zeros(self.page_count * int(np.prod(shape)) * port.element_type.size)
             for shape, port in zip(shapes, ports, strict=True)
         ]
         self._cache = {
             port.any_name: ov.Tensor(memory, ov.Shape([self.page_count, *shape]), port.element_type)
             for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
+        self._states = StateTables(self._model, sequences)
+        self._cache |= self._states.tensors
         self._request = self._new_request()
         self._pack_weights()
 
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
         if self._request is None or self.adapters.targets != self._targets:
             self._compile_again()
-        inputs = _inputs(chunks)
+        inputs = {**_inputs(chunks), **self._states.inputs(chunks)}
         for name in inputs.keys() & self._inputs:
             self._pass(name, inputs[name])
         if self._targets:
@@ -143,6 +148,7 @@ class OpenVinoRunner:
         """Run a first pass, and leave no trace of it."""
         if self._file:
             self.run([Chunk([0], 0, [0])])
+            self._states.forget(0)
             for part in self._memory:
                 part[: len(part) // self.page_count] = 0
 
@@ -177,8 +183,29 @@ class OpenVinoRunner:
         return request
 
 
+class OpenVinoStateRunner(OpenVinoRunner):
+    """Implements :class:`llmserve.runtime.StateRunner`, for a model that keeps states."""
+
+    # Nor guesses: no state goes back.
+    accepts_runs = False
+
+    def forget(self, page: int) -> None:
+        self._states.forget(page)
+
+
+def make_runner(model: Path | Any, properties: Mapping[str, Any], **sizes: Any) -> OpenVinoRunner:
+    """Return the runner of a model, or of the one in a file, with what :class:`OpenVinoRunner`
+    is told."""
+    file = model if isinstance(model, Path) else None
+    graph = read_model(str(file)) if file else model
+    kind = OpenVinoStateRunner if has_states(graph) else OpenVinoRunner
+    return kind(graph, properties, file=file, **sizes)
+
+
 def paged(model: Any) -> Any:
     """Return a model whose attention reads pages; refuse one in which OpenVINO finds none."""
+    if has_states(model) and not any(map(_is_attention, model.get_ops())):
+        return flat(model)
     try:
         use_paged_attention(model)
         apply_told(model)
@@ -189,6 +216,26 @@ def paged(model: Any) -> Any:
             hint="serve it with the plugin hf",
         ) from None
     return model
+
+
+def flat(model: Any) -> Any:
+    """Return a model without attention, whose tokens are in a flat row."""
+    axis = ov.opset13.constant(np.int64(1))
+    for name in ("input_ids", "position_ids"):
+        port = model.input(name)
+        readers = port.get_target_inputs()
+        port.get_node().set_partial_shape(ov.PartialShape([-1]))
+        column = ov.opset13.unsqueeze(port.get_node(), axis).output(0)
+        for reader in readers:
+            reader.replace_source_output(column)
+    for name in ("attention_mask", "beam_idx"):
+        model.remove_parameter(model.input(name).get_node())
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def _is_attention(operation: Any) -> bool:
+    return bool(operation.get_type_name() == "ScaledDotProductAttention")
 
 
 def _inputs(chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -236,14 +283,3 @@ def _keep_needed_rows(model: Any) -> None:
     consumer.replace_source_output(selected.output(0))
     model.add_parameters([rows])
     model.validate_nodes_and_infer_types()
-
-
-def _zeros(count: int) -> Any:
-    """Return bytes whose memory the operating system gives when they are first written.
-
-    They are zeros, because a kernel may multiply by zero what is not to count, and aligned to the
-    lines of a processor's cache.
-    """
-    memory = np.zeros(count + _LINE, np.uint8)
-    first = -memory.ctypes.data % _LINE
-    return memory[first : first + count]

@@ -16,34 +16,53 @@ import torch
 from llmserve.graphs import StoredWeights
 from llmserve.graphs import openvino as ov
 from llmserve.plugin import UnservedError
-from llmserve_openvino.attention import STATE, Attention, Past, replaced
+from llmserve_openvino.attention import Attention, Past, replaced
 from llmserve_openvino.compare import window
-from llmserve_openvino.own_attention import Layer, OwnAttention, tell
+from llmserve_openvino.own_attention import OwnAttention, tell
+from llmserve_openvino.recurrent_layers import STATE, Recurrence, state_extensions
+from llmserve_openvino.state_tables import ROWS, TABLE
 
 _LONGEST = 1024
 """How many tokens the text has at most in which a model's own attention is measured."""
+_CACHES = ("past_key_values", "cache_params")
+"""What models call their cache."""
+_CACHELESS = "has no cache of keys and values that another could take the place of"
+_ROWS = ([0, 2, 4], [0, 1, 0, 2], [0, 2, 4], [0, 0], [9, 9])
+"""Which states are whose in the example of a trace."""
 
 
 class Step(torch.nn.Module):
-    """One pass over new tokens, which returns their logits and all keys and values."""
+    """One pass over new tokens, which returns their logits and all keys and values.
 
-    def __init__(self, model: Any, own: Sequence[Layer] | None) -> None:
+    After the past keys and values come the tables of states, and which rows of them are whose.
+    """
+
+    def __init__(self, model: Any, cache: Past) -> None:
         super().__init__()
-        self._model, self._own = model, own
+        self._model = model
+        self._own = None if cache.own is None else cache.own.layers
+        self._past, self._tables = len(cache.present), len(cache.recurrence.shapes)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor,
-        *past: torch.Tensor,
+        *others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         own = None if self._own is None else OwnAttention(attention_mask, self._own)
-        cache = Past(past, own)
-        Attention(cache)
+        past, states = others[: self._past], others[self._past :]
+        recurrence = Recurrence(states[: self._tables], states[self._tables :])
+        cache = Past(past, own, recurrence)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if takes(self._model, "position_ids"):
             inputs["position_ids"] = position_ids
-        with own or nullcontext():
-            output = self._model(**inputs, past_key_values=cache, use_cache=True)
-        return (output.logits, *cache.present)
+        return (_pass(self._model, cache, **inputs).logits, *cache.present)
+
+
+def _pass(model: Any, cache: Past, **inputs: torch.Tensor) -> Any:
+    """Compute a pass, with attention and recurrent layers as a trace has them."""
+    Attention(cache)
+    name = next(name for name in _CACHES if _is_named(model, name))
+    with cache.own or nullcontext(), cache.recurrence.replacing(model):
+        return model(**inputs, **{name: cache}, use_cache=True)
 
 
 def takes(model: Any, name: str) -> bool:
@@ -52,13 +71,25 @@ def takes(model: Any, name: str) -> bool:
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
+def _is_named(model: Any, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
 def convert(model: Any, stored: StoredWeights) -> Any:
     """Return a transformers model as an OpenVINO model, with its past as state.
 
-    Its weights are those of the model, which has to be kept for as long.
+    Its weights are those of the model, which has to be kept for as long. A part that OpenVINO
+    cannot compute raises an :class:`UnservedError`.
     """
-    with replaced(model):
-        return _convert(model, stored)
+    try:
+        with replaced(model):
+            return _convert(model, stored)
+    except (UnservedError, MemoryError):
+        raise
+    except Exception as error:
+        line = next((each for each in str(error).splitlines() if each.strip()), "")
+        reason = f"{type(error).__name__}: {line.strip()}"[:200]
+        raise UnservedError(f"has a part that OpenVINO cannot read ({reason})") from error
 
 
 def _convert(model: Any, stored: StoredWeights) -> Any:
@@ -68,26 +99,30 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     shapes = [tensor.shape for tensor in cache.present]
     past = [torch.zeros(2, shape[1], 3, shape[3]) for shape in shapes]
     mask, positions = torch.ones(2, 5, dtype=torch.long), torch.tensor([[3, 4], [3, 4]])
-    example = (ids, mask, positions, *past)
+    tables = [torch.zeros(3, *shape) for shape in cache.recurrence.shapes]
+    rows = [torch.tensor(each, dtype=torch.int32) for each in _ROWS] if tables else []
     with stored.extensions() as extensions:
         converted = ov.convert_model(
-            Step(model, None if cache.own is None else cache.own.layers),
-            example_input=example,
-            extension=extensions,
+            Step(model, cache),
+            example_input=(ids, mask, positions, *past, *tables, *rows),
+            extension=[*extensions, *state_extensions()],
         )
     stored.put_packed(converted)
     names = ["input_ids", "attention_mask", "position_ids"]
+    state_names = [f"{TABLE}{number}" for number in range(len(tables))] + [*ROWS[: len(rows)]]
     suffixes = [f"{index // 2}.{'value' if index % 2 else 'key'}" for index in range(len(past))]
     states = {f"past_key_values.{suffix}": f"present.{suffix}" for suffix in suffixes}
-    for port, name in zip(converted.inputs, [*names, *states], strict=True):
+    for port, name in zip(converted.inputs, [*names, *states, *state_names], strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)
     for port, name in zip(converted.outputs, ["logits", *states.values()], strict=True):
         port.get_tensor().set_names({name})
     for port in converted.inputs[:3]:
         port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
-    for port, shape in zip(converted.inputs[3:], shapes, strict=True):
-        port.get_node().set_partial_shape(ov.PartialShape([-1, shape[1], -1, shape[3]]))
+    wide = [[-1, shape[1], -1, shape[3]] for shape in shapes]
+    wide += [[-1, *shape] for shape in cache.recurrence.shapes] + [[-1] for _ in rows]
+    for port, axes in zip(converted.inputs[3:], wide, strict=True):
+        port.get_node().set_partial_shape(ov.PartialShape(axes))
     _reorder_past(converted, list(states))
     manager = ov.passes.Manager()
     manager.register_pass(ov.passes.MakeStateful(states))
@@ -101,23 +136,19 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
 
 def _shapes(model: Any, ids: torch.Tensor) -> Past:
     """Return the cache after a pass over the beginning of a text."""
+    if not any(_is_named(model, name) for name in _CACHES):
+        raise UnservedError(STATE if _is_named(model, "state") else _CACHELESS)
     # Where a model attends itself, the text is longer than it looks back.
     back = window(model.config.get_text_config()) or 0
     length = 4 + min(back, _LONGEST)
     for is_own in (False, True):
         own = OwnAttention(torch.ones(2, length), window=back) if is_own else None
         cache = Past(own=own)
-        Attention(cache)
         text = ids if own is None else ids.repeat(1, -(-length // 2))[:, :length]
-        try:
-            with own or nullcontext():
-                model(input_ids=text, past_key_values=cache, use_cache=True)
-        except TypeError:
-            # It has no argument for such a cache.
-            break
-        if cache.present:
+        _pass(model, cache, input_ids=text)
+        if cache.present or cache.recurrence.shapes:
             return cache
-    raise UnservedError(STATE)
+    raise UnservedError(_CACHELESS)
 
 
 def _reorder_past(model: Any, names: Sequence[str]) -> None:

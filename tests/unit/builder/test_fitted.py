@@ -12,7 +12,7 @@ from llmserve.builder.fitted import build_fitted
 from llmserve.plugin import BuildSpec, Registry, UnservedError, demo_model_path
 
 pytestmark = pytest.mark.long
-MIXED = {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2}
+STATES = {"attention_hidden_size": 32}
 CAPPED = {"head_dim": 8, "num_key_value_heads": 2}
 
 
@@ -34,7 +34,7 @@ def model_of(folder: Path, family: str, **settings: Any) -> Path:
     ("family", "settings", "plugin", "words"),
     [
         ("Gemma2", CAPPED, "iterative", ["caps its attention scores"]),
-        ("Lfm2", MIXED, "iterative", ["keep a state"]),
+        ("Rwkv", STATES, "iterative", ["keep a state"]),
     ],
 )
 def test_another_plugin_builds_what_the_first_cannot_compute(
@@ -53,7 +53,7 @@ def test_another_plugin_builds_what_the_first_cannot_compute(
 
 
 def test_a_named_plugin_that_cannot_compute_it_names_the_one_that_can(tmp_path: Path) -> None:
-    model = model_of(tmp_path / "model", "Lfm2", **MIXED)
+    model = model_of(tmp_path / "model", "Rwkv", **STATES)
     spec = BuildSpec("openvino", str(model), output=tmp_path / "repository")
     with pytest.raises(UnservedError, match=r"keep a state.*: build it with --plugin iterative"):
         build_fitted(spec, Registry.load(), serves=False, change=None, report=lambda _: None)

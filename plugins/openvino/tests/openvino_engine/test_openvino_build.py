@@ -233,7 +233,7 @@ def test_experts_are_stored_in_the_requested_format(tmp_path: Path, weight_forma
     ("family", "settings", "words"),
     [
         ("Falcon", {"alibi": True, "multi_query": False}, "ALiBi in a mask of its own"),
-        ("Mamba", {}, "keep a state"),
+        ("Rwkv", {"attention_hidden_size": 32}, "keep a state"),
         ("Gemma2", {"head_dim": 8}, "caps its attention scores"),
     ],
 )

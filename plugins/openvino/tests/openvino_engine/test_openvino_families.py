@@ -21,7 +21,7 @@ from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_openvino.compare import difference
-from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
+from llmserve_openvino.runner import PAGE_SIZE, make_runner
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import Trial, try_small
 
@@ -102,6 +102,32 @@ OWN: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256},
     "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48},
 }  # fmt: skip
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
+# They keep a state for each sequence, in layers of all kinds that OpenVINO has an operation for.
+STATES: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 48},
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+        "shared_expert_intermediate_size": 32,
+    },
+    "granitemoehybrid": {
+        **_MAMBA2, "layer_types": ["linear_attention", "full_attention"] * 2,
+        "shared_intermediate_size": 32,
+    },
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "zamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "n_mamba_heads": 2, "mamba_d_state": 4,
+        "mamba_dt_rank": 4, "attention_head_dim": 16, "attention_hidden_size": 64,
+        "num_hidden_layers": 6,
+    },
+}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -118,6 +144,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "first_k_dense_replace": 1, "num_attention_heads": 4,
     },
     **OWN,
+    **STATES,
 }  # fmt: skip
 
 
@@ -135,11 +162,11 @@ def other_model(family: str) -> Any:
     return model.requires_grad_(False)
 
 
-@pytest.mark.parametrize("family", ["bloom", "gpt_neo"])
-def test_attention_of_a_models_own_is_exact_from_a_file(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["bloom", "gpt_neo", "lfm2"])
+def test_what_is_told_to_openvino_is_in_the_file(family: str, tmp_path: Path) -> None:
     model = other_model(family)
     openvino.save_model(convert(own := deepcopy(model), StoredWeights(own)), tmp_path / "model.xml")
-    runner = OpenVinoRunner(tmp_path / "model.xml", EXACT, cache_tokens=64 * PAGE_SIZE)
+    runner = make_runner(tmp_path / "model.xml", EXACT, cache_tokens=64 * PAGE_SIZE, sequences=4)
     for found, expected in zip(answers(runner, 4), answers(WholeTexts(model), 4), strict=True):
         assert found[0] == expected[0]
 
@@ -163,7 +190,7 @@ LONGROPE = {
 def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, Any]) -> None:
     model = other_model(family) if family in OTHERS else make_model(family, **changes)
     converted = convert(other := deepcopy(model), StoredWeights(other))
-    runner = OpenVinoRunner(converted, EXACT, cache_tokens=64 * PAGE_SIZE)
+    runner = make_runner(converted, EXACT, cache_tokens=64 * PAGE_SIZE, sequences=4)
     for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
         assert found[0] == expected[0]
         assert found[1] == pytest.approx(expected[1], abs=1e-3)
@@ -207,7 +234,8 @@ def test_a_small_model_shows_how_far_a_kind_is_exact(config: Any, served: int | 
     ("config", "words"),
     [
         (transformers.Gemma2Config(), "caps its attention scores"),
-        (transformers.Lfm2Config(layer_types=["conv", "full_attention"] * 16), "keep a state"),
+        (transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2), "keep a state"),
+        (transformers.OpenAIGPTConfig(), "no cache of keys and values"),
         (transformers.CpmAntConfig(), "more to its attention scores"),
         (transformers.FalconConfig(alibi=True), "ALiBi in a mask of its own"),
     ],

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 from llmserve.testing.live import completion_order
+from llmserve.testing.tiny_models import make_model
 
 pytestmark = pytest.mark.long
 
@@ -105,3 +108,19 @@ def test_a_disconnected_client_frees_the_engine(triton: LiveTriton, converted: P
     started = time.perf_counter()
     triton.client.generate(model, PROMPT, max_tokens=1)
     assert time.perf_counter() - started < seconds / 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba"])
+def test_a_model_with_states_gives_the_answers_of_generate(
+    triton: LiveTriton, tmp_path: Path, family: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    tokenizer.save_pretrained(tmp_path)
+    make_model(family, vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    hf = triton.build("hf", str(tmp_path))
+    # There is space for fewer states than requests, and a guesser that is not asked.
+    model = triton.build("openvino", str(tmp_path), max_sequences=2, prompt_lookup=3)
+    expected = [triton.client.generate(hf, p, max_tokens=24).text for p in PROMPTS]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=24).text, PROMPTS)
+        assert list(texts) == expected

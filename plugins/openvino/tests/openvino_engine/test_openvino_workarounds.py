@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llmserve.graphs import openvino
-from llmserve_openvino.workarounds import keep_halves
+from llmserve_openvino.workarounds import internal_operation, keep_halves, read_model
 
 
 def test_openvino_has_no_public_name_for_paged_attention() -> None:
     """Once it has, ``use_paged_attention`` is not needed."""
     public = {*dir(openvino.passes), *dir(openvino)}
     assert not {name for name in public if "paged" in name.lower()}
+
+
+def test_openvino_has_no_public_name_for_operations_on_states() -> None:
+    """Once it has, ``internal_operation`` is not needed."""
+    names = {name for name in dir(openvino) if name.startswith("opset")}
+    public = {each for name in names for each in dir(getattr(openvino, name))}
+    assert not {each for each in public if "causal_conv" in each or "delta" in each}
+
+
+def test_operations_on_states_are_unknown_until_the_plugin_is_loaded(tmp_path: Path) -> None:
+    """Once they are known, ``read_model`` is not needed."""
+    ops, kinds = openvino.opset13, openvino.Type
+    axes = ([-1, 4], [-1, 4, 3], [4, 1, 3], [4], *[[-1]] * 5)
+    types = (kinds.f32,) * 4 + (kinds.i32,) * 5
+    inputs = [ops.parameter(shape, kind) for shape, kind in zip(axes, types, strict=True)]
+    found = internal_operation("PagedCausalConv1D", [each.output(0) for each in inputs], like=0)
+    path = tmp_path / "model.xml"
+    openvino.save_model(openvino.Model(found, inputs), path)
+    assert "PagedCausalConv1D" in {each.get_type_name() for each in read_model(str(path)).get_ops()}
+    code = "import sys, openvino; openvino.Core().read_model(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def test_weights_in_float16_are_widened_in_memory_unless_they_are_marked() -> None:
