@@ -51,6 +51,11 @@ def kinds() -> list[str]:
     return [kind for kind in NAMES if kind not in others]
 
 
+def variants() -> list[str]:
+    """Return kinds with settings of released checkpoints that others of the kind do not have."""
+    return [*data()["variants"]]
+
+
 def data() -> dict[str, Any]:
     content: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return content
@@ -77,7 +82,7 @@ def small_model(kind: str) -> Any:
 def _config(kind: str) -> Any:
     from transformers import CONFIG_MAPPING
 
-    make = CONFIG_MAPPING[kind]
+    make = CONFIG_MAPPING[kind.partition("+")[0]]
     defaults = make().to_dict()
     if not isinstance(defaults.get("text_config"), dict):
         return make(**_settings(kind, defaults))
@@ -102,7 +107,8 @@ def _is_alike(default: Any, value: Any) -> bool:
 
 def _settings(kind: str, defaults: dict[str, Any]) -> dict[str, Any]:
     content = data()
-    own = content["of"].get(kind, {})
+    base = kind.partition("+")[0]
+    own = {**content["of"].get(base, {}), **content["variants"].get(kind, {})}
     sizes = {name: value for name, value in content["sizes"].items() if name in defaults}
     count = own.get("num_hidden_layers", sizes.get("num_hidden_layers", 4))
     for name in _BY_LAYER:
@@ -178,7 +184,8 @@ def tried(kind: str, plugins: Sequence[str]) -> Iterator[dict[str, str]]:
     from llmserve.graphs import StoredWeights
     from llmserve.runtime.causal import pages_of, random_texts
     from llmserve_iterative.runner import make_runner
-    from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
+    from llmserve_openvino.runner import PAGE_SIZE
+    from llmserve_openvino.runner import make_runner as make_openvino
     from llmserve_openvino.trace import convert
 
     model = small_model(kind)
@@ -194,7 +201,9 @@ def tried(kind: str, plugins: Sequence[str]) -> Iterator[dict[str, str]]:
     def on_openvino() -> Any:
         own = deepcopy(model)
         stored = StoredWeights(own)
-        return OpenVinoRunner(convert(own, stored), exact, cache_tokens=max(tokens, PAGE_SIZE))
+        return make_openvino(
+            convert(own, stored), exact, cache_tokens=max(tokens, PAGE_SIZE), sequences=3
+        )
 
     def on_iterative() -> Any:
         return make_runner(deepcopy(model), tokens)
@@ -279,25 +288,39 @@ def page(found: dict[str, dict[str, str]]) -> str:
         "| | whole context | a part of it | not | differs |",
         "|---|---|---|---|---|",
     ]
+    rows = {kind: row for kind, row in made.items() if "+" not in kind}
     for plugin in _PLUGINS:
-        counted = Counter(_class_of(row[plugin]) for row in made.values() if plugin in row)
+        counted = Counter(_class_of(row[plugin]) for row in rows.values() if plugin in row)
         counts = " | ".join(str(counted[name]) for name in (WHOLE, "part", "no", "differs"))
         lines.append(f"| `{plugin}` | {counts} |")
-    lines += ["", f"| kind | {' | '.join(f'`{each}`' for each in _PLUGINS)} |"]
-    lines.append(f"|---{'|---' * len(_PLUGINS)}|")
-    for kind, row in sorted(made.items()):
-        cells = [cell(row.get(plugin, "not tried")) for plugin in _PLUGINS]
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines += _table(rows)
     if left_out := sorted({*kinds()} - made.keys()):
         lines += ["", f"Not tried, or not made for want of a package: {', '.join(left_out)}."]
+    lines += [
+        "",
+        "## Variants",
+        "",
+        "The same kinds with settings that some checkpoints have: other positions, a window or "
+        "none, capped scores or none, the table of tokens as the last product.",
+        *_table({kind: row for kind, row in made.items() if "+" in kind}),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: dict[str, dict[str, str]]) -> list[str]:
+    lines = ["", f"| kind | {' | '.join(f'`{each}`' for each in _PLUGINS)} |"]
+    lines.append(f"|---{'|---' * len(_PLUGINS)}|")
+    for kind, row in sorted(rows.items()):
+        cells = [cell(row.get(plugin, "not tried")) for plugin in _PLUGINS]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return lines
 
 
 def listed() -> dict[str, dict[str, str]]:
     """Return the rows that the page has."""
     lines = (line[2:-2].split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines())
     table = [cells for cells in lines if len(cells) == 1 + len(_PLUGINS)]
-    known = kinds()
+    known = [*kinds(), *variants()]
     rows = {kind: dict(zip(_PLUGINS, cells, strict=True)) for kind, *cells in table}
     return {kind: row for kind, row in rows.items() if kind in known}
 
@@ -320,7 +343,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     asked = parser.parse_args(arguments)
     found = listed()
-    for kind, row in rows(asked.kinds or kinds(), asked.only or _PLUGINS):
+    for kind, row in rows(asked.kinds or [*kinds(), *variants()], asked.only or _PLUGINS):
         found[kind] = {**found.get(kind, {}), **row} if asked.only else row
         sys.stdout.write(f"{kind}\t{json.dumps(row)}\n")
         sys.stdout.flush()

@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from plugins.tools.architectures import PAGE, cell, kinds, listed
+from plugins.tools.architectures import PAGE, cell, kinds, listed, variants
 
 SAMPLE = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
     "phi3", "olmo3", "falcon", "gpt2", "gptj", "bloom", "opt", "cohere2", "minicpm3", "mamba",
     "deepseek_v3", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "llama4_text", "qwen3_next",
-    "lfm2", "falcon_h1", "longcat_flash", "deepseek_v32", "granitemoehybrid",
+    "lfm2", "falcon_h1", "longcat_flash", "deepseek_v32", "granitemoehybrid", "phi3+longrope",
+    "llama+yarn", "gemma2+uncapped", "qwen2+window", "falcon+alibi",
 )  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def test_the_page_has_every_kind_that_transformers_has() -> None:
     page = PAGE.read_text(encoding="utf-8")
     left_out = re.search(r"(?m)^Not tried, .*: (.*)\.$", page)
     others = left_out[1].split(", ") if left_out else []
-    assert sorted([*listed(), *others]) == sorted(kinds())
+    assert sorted([*listed(), *others]) == sorted([*kinds(), *variants()])
 
 
 @pytest.mark.long
