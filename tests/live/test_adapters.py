@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from llmserve.client import Completion
 from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton, run
 from llmserve.testing.tiny_adapters import merged, save_adapter
+
+from .gateway import gateway_of
 
 pytestmark = pytest.mark.long
 
@@ -101,3 +104,38 @@ def test_bench_has_a_row_for_each_adapter_and_certify_compares_with_the_right_on
     assert wrong.returncode == 8, wrong.stdout + wrong.stderr
     unclear = run(*certify, "--adapter", "one")
     assert "give --adapter NAME=FOLDER with --against" in unclear.stderr
+
+
+def test_the_lines_of_a_batch_name_adapters(triton: LiveTriton, model: str, tmp_path: Path) -> None:
+    names = [model, f"{model}:one", f"{model}:two", "one"]
+    asked = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True}
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions",
+         "body": {"model": name, **asked}}
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    with gateway_of(triton, "--batches", str(tmp_path / "batches")) as up:
+        client = up.client()
+        content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        file = client.files.create(file=("requests.jsonl", content), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        until = time.monotonic() + 120
+        while batch.status not in ("completed", "failed", "expired") and time.monotonic() < until:
+            time.sleep(0.1)
+            batch = client.batches.retrieve(batch.id)
+        assert (batch.status, batch.request_counts.completed) == ("completed", len(names))  # type: ignore[union-attr]
+        answers = client.files.content(batch.output_file_id or "").text.splitlines()
+    found = {
+        line["custom_id"]: line["response"]["body"]["choices"][0]["text"]
+        for line in map(json.loads, answers)
+    }
+    options = {"max_tokens": 12, "ignore_eos": True}
+    one, two = (
+        triton.client.generate(model, PROMPT, adapter=name, **options).text
+        for name in ("one", "two")
+    )
+    plain = triton.client.generate(model, PROMPT, **options).text
+    assert found == {"0": plain, "1": one, "2": two, "3": one}
+    assert len({plain, one, two}) == 3
