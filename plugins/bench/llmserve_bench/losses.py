@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from math import exp
 from statistics import fmean
+from typing import Any
 
-from llmserve.client import Client, Completion, connect
+from llmserve.client import Client, Completion, ToolCall, connect
 from llmserve.errors import IncompatibleError, LLMServeError
 from llmserve_bench.results import Loss
 from llmserve_bench.targets import OnStep, Target
@@ -31,6 +33,34 @@ PROMPTS = (
 )
 """What is asked if no prompts are given."""
 _TOKENS = 48
+_CALL_TOKENS = 96
+
+
+def _tool(name: str, does: str, /, **properties: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": [*properties],
+    }
+    function = {"name": name, "description": does, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+TOOLS = (
+    _tool("get_weather", "Tells the weather of a city.", city="string"),
+    _tool("convert_money", "Converts money.", amount="number", currency="string"),
+    _tool("set_alarm", "Sets an alarm at an hour of the day.", hour="number", name="string"),
+)
+QUESTIONS = (
+    "What is the weather in Oslo?",
+    "How much are 20 euros in yen?",
+    "Wake me at 7 for the flight.",
+    "Is it raining in Lima?",
+    "Convert 150 dollars to Swiss francs.",
+    "Set an alarm called bread at 16.",
+)
+"""What a model that calls tools answers with a call."""
+_JSON_TYPES: Mapping[str, tuple[type, ...]] = {"string": (str,), "number": (int, float)}
 
 
 def losses(
@@ -44,11 +74,14 @@ def losses(
     found: list[Loss] = []
     problems: list[str] = []
     expected: list[Completion] = []
+    called: list[bool] | None = None
     for target in targets:
         on_step(f"reading the answers of {target.subject.name}")
         try:
             with connect(target.url) as client:
                 answers = [_answer(client, target.model, prompt) for prompt in prompts]
+                calls = _calls(client, target.model)
+                called = called if expected else calls
                 expected = expected or answers
                 texts = [p + answer.text for p, answer in zip(prompts, expected, strict=True)]
                 odds = [odd for text in texts for odd in _odds(client, target.model, text)]
@@ -57,7 +90,8 @@ def losses(
             if not expected:
                 break
             continue
-        found.append(_loss(target, expected, answers, odds))
+        loss = _loss(target, expected, answers, odds)
+        found.append(replace(loss, tool_calls=_kept(called, calls)))
     return tuple(found), problems
 
 
@@ -93,6 +127,47 @@ def _loss(
 
 def _tokens(answer: Completion) -> list[str]:
     return [each.token for each in answer.logprobs or ()] or answer.text.split()
+
+
+def _calls(client: Client, model: str) -> list[bool] | None:
+    """Return which questions a model answers with a valid call; None if it takes no tools."""
+    try:
+        answers = [
+            client.generate(
+                model, messages=[{"role": "user", "content": question}], tools=[*TOOLS],
+                max_tokens=_CALL_TOKENS, temperature=0,
+            )
+            for question in QUESTIONS
+        ]  # fmt: skip
+    except LLMServeError:
+        return None
+    return [
+        bool(answer.tool_calls) and all(is_valid_call(call) for call in answer.tool_calls)
+        for answer in answers
+    ]
+
+
+def _kept(expected: list[bool] | None, found: list[bool] | None) -> float | None:
+    """Return how many of the first's valid calls are valid here as well; None if it makes none."""
+    if not expected or found is None or not any(expected):
+        return None
+    return fmean(here for first, here in zip(expected, found, strict=True) if first)
+
+
+def is_valid_call(call: ToolCall) -> bool:
+    """Return whether a call is of one of ``TOOLS``, with all its arguments and in their types."""
+    known = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return False
+    if call.name not in known or not isinstance(arguments, Mapping):
+        return False
+    types = {key: value["type"] for key, value in known[call.name]["properties"].items()}
+    return arguments.keys() == types.keys() and all(
+        isinstance(arguments[key], _JSON_TYPES[kind]) and not isinstance(arguments[key], bool)
+        for key, kind in types.items()
+    )
 
 
 def _is_json(text: str) -> bool:

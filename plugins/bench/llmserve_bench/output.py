@@ -271,6 +271,7 @@ def _losses(result: Result) -> Table:
         ]
         first = result.losses[0].perplexity
         change = loss.perplexity / first - 1 if loss.perplexity and first else None
+        kept = loss.alike, loss.json, loss.tool_calls
         rows.append(
             [
                 loss.name,
@@ -278,11 +279,12 @@ def _losses(result: Result) -> Table:
                 "-" if loss.memory is None else number(loss.memory / 1e9),
                 "-" if loss.perplexity is None else number(loss.perplexity),
                 "-" if change is None else f"{change:+.1%}",
-                *("-" if each is None else f"{each:.0%}" for each in (loss.alike, loss.json)),
+                *("-" if each is None else f"{each:.0%}" for each in kept),
             ]
         )
     rates = [f"{rate.label}, {load}" for load in result.loads]
     columns = ("Model", *rates, "memory (GB)", "perplexity", "change", "tokens alike", "JSON kept")
+    columns = (*columns, "calls kept")
     return Table("What each costs", columns, rows)
 
 

@@ -208,7 +208,8 @@ class Loss:
 
     ``perplexity`` is of the first's answers and the prompts before them. ``alike`` is the share of
     the first's tokens before another one is likelier, and ``json`` is of those answers that are
-    JSON at the first how many are here. What cannot be known is None.
+    JSON at the first how many are here; ``tool_calls`` is the same of valid calls of tools. What
+    cannot be known is None.
     """
 
     name: str
@@ -216,6 +217,7 @@ class Loss:
     alike: float | None = None
     json: float | None = None
     memory: int | None = None
+    tool_calls: float | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from llmserve.client import ToolCall
 from llmserve.errors import ConfigError
+from llmserve_bench.losses import is_valid_call
 from llmserve_bench.output import (
     COLUMNS,
     conditions_of,
@@ -123,12 +125,15 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
 def test_what_answers_lose_is_a_table_and_a_picture(tmp_path: Path) -> None:
     plain = make_comparison((2, 16))
     first, second = dict.fromkeys(case.subject.name for case in plain.cases)
-    losses = Loss(first, 10.0, 1.0, 1.0, 2 * 10**9), Loss(second, 10.5, 0.875, None, 10**9)
+    losses = (
+        Loss(first, 10.0, 1.0, 1.0, 2 * 10**9, 1.0),
+        Loss(second, 10.5, 0.875, None, 10**9, 2 / 3),
+    )
     result = replace(plain, losses=losses)
     table = tables_of(result)[-1]
     assert [row[3:] for row in table.rows] == [
-        ["2", "10", "+0.0%", "100%", "100%"],
-        ["1", "10.5", "+5.0%", "88%", "-"],
+        ["2", "10", "+0.0%", "100%", "100%", "100%"],
+        ["1", "10.5", "+5.0%", "88%", "-", "67%"],
     ]
     assert len(plots_of(result)) == len(plots_of(plain)) + 1
     save(result, tmp_path / "result.json")
@@ -136,6 +141,24 @@ def test_what_answers_lose_is_a_table_and_a_picture(tmp_path: Path) -> None:
     unknown = replace(plain, losses=(Loss(first), Loss(second)))
     assert {cell for row in tables_of(unknown)[-1].rows for cell in row[3:]} == {"-"}
     assert len(plots_of(unknown)) == len(plots_of(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "valid"),
+    [
+        ("get_weather", '{"city": "Oslo"}', True),
+        ("convert_money", '{"amount": 20, "currency": "yen"}', True),
+        ("convert_money", '{"amount": "20", "currency": "yen"}', False),
+        ("convert_money", '{"amount": true, "currency": "yen"}', False),
+        ("get_weather", "{}", False),
+        ("get_weather", '{"city": "Oslo", "day": 1}', False),
+        ("get_weather", '["Oslo"]', False),
+        ("get_weather", '{"city": "Os', False),
+        ("get_wind", '{"city": "Oslo"}', False),
+    ],
+)
+def test_a_call_is_valid_with_all_its_arguments(name: str, arguments: str, valid: bool) -> None:
+    assert is_valid_call(ToolCall(0, arguments, "id", name)) == valid
 
 
 def test_csv_has_one_request_per_line_and_empty_cells_for_missing_values() -> None:
