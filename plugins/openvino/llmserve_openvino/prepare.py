@@ -108,11 +108,11 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
 
 def _check_attention(model: Path) -> None:
     """Refuse a model that its runner could not load; the weights are only mapped."""
-    from llmserve.graphs import openvino
     from llmserve_openvino.runner import paged
+    from llmserve_openvino.workarounds import read_model
 
     try:
-        read = openvino.Core().read_model(str(model))
+        read = read_model(str(model))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise ModelSourceError(f"{model} cannot be read: {reason}") from None

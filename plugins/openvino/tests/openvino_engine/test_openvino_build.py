@@ -248,6 +248,24 @@ def test_a_model_that_cannot_be_computed_is_refused(
     assert not (tmp_path / "repository").exists()
 
 
+def test_a_converted_model_with_states_is_placed(tmp_path: Path) -> None:
+    from llmserve.graphs import StoredWeights, openvino
+    from llmserve.testing.tiny_models import make_model
+    from llmserve_openvino.trace import convert
+
+    model = make_model("lfm2", vocab_size=1024)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_model_path() / name, tmp_path / name)
+    openvino.save_model(convert(model, StoredWeights(model)), tmp_path / "openvino_model.xml")
+    # A process that has loaded no plugin for CPUs knows no operation on states.
+    code = "import sys, llmserve; llmserve.build('openvino', sys.argv[1], output=sys.argv[2])"
+    command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "repository")]
+    ended = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert not ended.returncode, ended.stderr[-300:]
+
+
 def test_pickled_weights_are_not_read_unasked(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
