@@ -96,13 +96,19 @@ class AdapterChanges:
     async def _one_by_one(self, change: Any, *what: Any) -> str:
         if self._waiting > _MAX_CHANGES:
             raise queue_full("other adapters are being added or removed")
+        # One whose client has gone goes on, and the next waits for it.
+        changing = asyncio.ensure_future(self._in_turn(change, *what))
+        changing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        said: str = await asyncio.shield(changing)
+        return said
+
+    async def _in_turn(self, change: Any, *what: Any) -> Any:
         self._waiting += 1
         try:
             async with self._alone:
-                said: str = await asyncio.to_thread(change, *what)
+                return await asyncio.to_thread(change, *what)
         finally:
             self._waiting -= 1
-        return said
 
     def _add(self, order: Addition, offered: Sequence[str], key: Key | None) -> str:
         home, repository = self._places()

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from llmserve.plugin import demo_model_path
 from llmserve.server import ServerReport, State
 from llmserve.server.keep.control import listening
 from llmserve.testing.tiny_adapters import save_adapter
+from llmserve_gateway.adapter_changes import AdapterChanges, Addition
 from llmserve_gateway.adding_adapter import LARGEST, Refused, copy_adapter
 from llmserve_gateway.gateway import Settings
-from llmserve_gateway.keys import new_key
+from llmserve_gateway.keys import Key, new_key
 
 from .gateways import NO_TRITON, app_before
 from .test_gateway_adapters import Triton
@@ -240,3 +242,33 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
         copy_adapter(home, "huge", to)
     assert not copy_adapter(home, "absent", to)
     assert not [*to.iterdir()]
+
+
+class _Slow(AdapterChanges):
+    """Notes how many changes are carried out at once."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings(NO_TRITON))
+        self.running = self.most = self.done = 0
+
+    def _add(self, order: Addition, offered: Sequence[str], key: Key | None) -> str:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.1)
+        self.running -= 1
+        self.done += 1
+        return order.name
+
+
+def test_a_client_that_has_gone_lets_no_other_change_begin_early() -> None:
+    async def go() -> _Slow:
+        slow = _Slow()
+        for _ in range(3):
+            gone = asyncio.ensure_future(slow.add(Addition("one", "one", False), [], None))
+            await asyncio.sleep(0.01)
+            gone.cancel()
+        assert await slow.add(Addition("last", "last", False), [], None) == "last"
+        return slow
+
+    slow = asyncio.run(go())
+    assert (slow.most, slow.done) == (1, 4)
