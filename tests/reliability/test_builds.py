@@ -1,4 +1,4 @@
-"""Builds that are killed, that have hostile names, or that are repeated."""
+"""Builds that are killed, that meet each other, or that have hostile names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 
 import llmserve
 from llmserve.errors import LLMServeError
+from llmserve.repository.manifest import Manifest
+from tests.gguf_files import write_model
 from tests.live.servers import figure
 
 pytestmark = pytest.mark.long
+GGUF = "tiny.gguf"
 
 # The forked child has already imported everything, so the kill hits the build itself.
 KILLED = """
@@ -68,6 +71,35 @@ def test_a_build_that_is_killed_leaves_the_old_model_or_the_new_one(tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figure("a build killed at 20 points: models that were new by then", int(done.stdout), "")
+
+
+BUILD = """
+import sys, llmserve
+plugin, source, repository, tokens = sys.argv[1:]
+llmserve.build(plugin, source, output=repository, name="m", max_tokens=int(tokens))
+"""
+
+
+@pytest.mark.parametrize("source", ["demo", GGUF])
+@pytest.mark.parametrize("plugin", ["iterative", "openvino"])
+def test_of_two_builds_at_once_both_are_whole(plugin: str, source: str, tmp_path: Path) -> None:
+    model = source
+    if source == GGUF:
+        write_model(tmp_path / source)
+        model = str(tmp_path / source)
+    words = [sys.executable, "-c", BUILD, plugin, model, str(tmp_path / "repo")]
+    builds = [
+        subprocess.Popen([*words, tokens], stderr=subprocess.PIPE, text=True)
+        for tokens in ("3", "4")
+    ]
+    for build in builds:
+        _, errors = build.communicate(timeout=300)
+        assert build.returncode == 0, errors
+    manifest = Manifest.read(tmp_path / "repo" / "m")
+    assert manifest is not None
+    assert manifest.options["max_tokens"] in (3, 4)
+    assert manifest.missing(tmp_path / "repo" / "m") == []
+    assert {path.name for path in tmp_path.iterdir()} - {source} == {"repo"}
 
 
 PARTS = ["..", "../x", "/tmp/x", "a/b", "a\\b", "~", "$HOME", "`id`", "a;b", "a b", "a\nb", "a\0b"]
