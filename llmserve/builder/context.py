@@ -222,4 +222,11 @@ class BuildContext:
                 return
         if file.stat().st_size > 1 << 28:
             self.report(f"copying {file.name}")
-        shutil.copyfile(file, target)
+        try:
+            shutil.copyfile(file, target)
+        except OSError as error:
+            raise OutputError(
+                f"{file.name} cannot be copied to the repository: {error.strerror}",
+                hint="make some space, build to another disk, or leave it where it is with --set "
+                "weights=reference",
+            ) from None

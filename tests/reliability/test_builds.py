@@ -102,6 +102,28 @@ def test_of_two_builds_at_once_both_are_whole(plugin: str, source: str, tmp_path
     assert {path.name for path in tmp_path.iterdir()} - {source} == {"repo"}
 
 
+FULL = """
+import resource, sys, llmserve
+llmserve.build("iterative", "demo", output=sys.argv[1], name="m")
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+llmserve.build("iterative", "demo", output=sys.argv[1], name="m", max_tokens=4)
+"""
+
+
+def test_a_disk_that_fills_in_the_middle_is_said_and_the_old_model_stays(tmp_path: Path) -> None:
+    """Files that reach a limit fail as those on a full disk do."""
+    repository = tmp_path / "repo"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, repository], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert "OutputError: model.safetensors cannot be copied to the repository: File too" in last
+    manifest = Manifest.read(repository / "m")
+    assert manifest is not None
+    assert manifest.missing(repository / "m") == manifest.edits(repository / "m") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+
+
 PARTS = ["..", "../x", "/tmp/x", "a/b", "a\\b", "~", "$HOME", "`id`", "a;b", "a b", "a\nb", "a\0b"]
 PARTS += ["", ".", "-x", "a|b", "a>b", "a*", "CON\x1b[1m", "é", "a" * 300, "%2e%2e", "..\u2215x"]
 NAMES = [*PARTS, *(f"m{part}" for part in PARTS), *(f"{part}/m" for part in PARTS[:6])]
