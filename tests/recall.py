@@ -55,23 +55,28 @@ class RecallRunner:
 class RecallingRunner(RecallRunner):
     """Keeps one number for each sequence, a state, in place of one for each token."""
 
-    def __init__(self, page_count: int = 16) -> None:
+    def __init__(self, page_count: int = 16, *, most_copies: int = 0) -> None:
         super().__init__(page_count)
         self.accepts_runs = False
+        self.most_copies = most_copies
         self.states: dict[int, tuple[int, int]] = {}
-        """By the first page: how many tokens are in the state, and the number made of them."""
+        """Of each, how many tokens are in it, and the number made of them."""
 
-    def forget(self, page: int) -> None:
-        self.states.pop(page, None)
+    def copy(self, state: int, copy: int) -> None:
+        assert copy not in self.states
+        self.states[copy] = self.states[state]
+
+    def forget(self, state: int) -> None:
+        self.states.pop(state, None)
 
     def _rows(self, chunk: Chunk) -> list[npt.NDArray[np.float64]]:
-        count, number = self.states[chunk.pages[0]] if chunk.start else (0, 1)
+        count, number = self.states[chunk.state] if chunk.start else (0, 1)
         assert count == chunk.start, "the state is of other tokens"
         rows = []
         for token in chunk.ids:
             number = (number * 31 + token + 7) % _MODULUS
             rows.append(scores(number))
-        self.states[chunk.pages[0]] = chunk.stop, number
+        self.states[chunk.state] = chunk.stop, number
         return rows[len(rows) - chunk.rows :]
 
 

@@ -57,6 +57,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mamba": ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
+    "mamba2": (
+        "Mamba2",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 8,
+            "num_heads": 4,
+            "head_dim": 16,
+            "n_groups": 2,
+            "chunk_size": 16,
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {

@@ -16,6 +16,7 @@ from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import PagePool
 from llmserve.runtime.engine.runner import Chunk, Logits, Runner, StateRunner
 from llmserve.runtime.engine.scheduler import ScheduledSequence, Scheduler
+from llmserve.runtime.engine.states import States
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Progress, Tokenizer
 
@@ -52,7 +53,7 @@ class Engine:
             pace=self._pace,
             share_prefixes=share_prefixes,
             adapters=adapters,
-            states=runner if isinstance(runner, StateRunner) else None,
+            states=States(runner) if isinstance(runner, StateRunner) else None,
         )
         self._adapters = adapters
 

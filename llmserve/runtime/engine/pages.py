@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 START = 0
 """The content number that precedes the first page."""
@@ -96,16 +96,25 @@ class PagePool:
             return START
         return self._beginnings.setdefault(adapter, next(self._content_numbers))
 
+    def contents(self, ids: list[int], content: int = START) -> list[int]:
+        """Return the numbers of the contents of the pages that the ids begin with."""
+        return [number for _, number in self._matches(ids, content)]
+
     def share(self, ids: list[int], content: int = START) -> tuple[list[int], int]:
         """Hold the pages that the ids begin with, after a content; return them and the number of
         the last content."""
         pages = []
-        for start in range(0, len(ids) - self.page_size + 1, self.page_size):
-            match = self._contents.get((content, tuple(ids[start : start + self.page_size])))
-            if match is None:
-                break
-            page, content = match
+        for page, number in self._matches(ids, content):
+            content = number
             self._holders[page] += 1
             self._unused.pop(page, None)
             pages.append(page)
         return pages, content
+
+    def _matches(self, ids: list[int], content: int) -> Iterator[tuple[int, int]]:
+        for start in range(0, len(ids) - self.page_size + 1, self.page_size):
+            match = self._contents.get((content, tuple(ids[start : start + self.page_size])))
+            if match is None:
+                return
+            yield match
+            content = match[1]

@@ -27,6 +27,8 @@ class Chunk:
     """Of how many of its last tokens the logits are needed; none in the middle of a prompt."""
     adapter: str = ""
     """The key of the adapter that the sequence is computed with, which is loaded."""
+    state: int = 0
+    """The number of the sequence's state, if the runner keeps states."""
 
     @property
     def stop(self) -> int:
@@ -86,10 +88,16 @@ class Runner(Protocol):
 class StateRunner(Runner, Protocol):
     """A runner that keeps a state for each sequence, and cannot go back to an earlier one.
 
-    It knows a sequence by the first of its pages, which are shared with no other. The chunks of a
-    sequence come in order and once each; one with ``start`` 0 begins with no state. If a pass
-    raises, all its sequences begin again.
+    A chunk names its sequence's state, which a pass changes. A chunk with ``start`` 0 begins with
+    none; the others follow in order and once each, after what was computed or copied. If a pass
+    raises, all its sequences begin again, at a copy or without one.
     """
 
-    def forget(self, page: int) -> None:
-        """Free the state, if there is one, of the sequence whose first page this was."""
+    most_copies: int
+    """How many copies the engine may keep, to share beginnings and to return to; 0 for none."""
+
+    def copy(self, state: int, copy: int) -> None:
+        """Keep what a state is now under another number, which is new."""
+
+    def forget(self, state: int) -> None:
+        """Free a state or a copy, if there is one of this number."""

@@ -13,7 +13,8 @@ from llmserve.runtime.engine.adapters import Adapters
 from llmserve.runtime.engine.guessing import Chance
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
-from llmserve.runtime.engine.runner import Chunk, StateRunner
+from llmserve.runtime.engine.runner import Chunk
+from llmserve.runtime.engine.states import States
 from llmserve.runtime.protocols import Tokenizer
 
 # A prompt whose log-probabilities are asked for has a row of logits for each token, which can be
@@ -42,6 +43,11 @@ class ScheduledSequence:
         self.computed = 0
         self.published = 0
         self.last_content = self.beginning
+        self.state = 0
+        self.parts_at = 0
+        """After how many tokens another sequence, which began alike, went on differently."""
+        self.kept_answer: int | None = None
+        """The content up to a border in its answer after which a copy of its state is kept."""
 
     @property
     def length(self) -> int:
@@ -76,7 +82,7 @@ class Scheduler:
         pace: Pace,
         share_prefixes: bool = True,
         adapters: Adapters | None = None,
-        states: StateRunner | None = None,
+        states: States | None = None,
     ) -> None:
         self.pool = pool
         self._states = states
@@ -84,7 +90,7 @@ class Scheduler:
         self.failed: list[tuple[Generation, Exception]] = []
         """Those whose adapter could not be loaded when it was their turn."""
         # A page says nothing of the state after it.
-        self.share_prefixes = share_prefixes and states is None
+        self.share_prefixes = share_prefixes and (states is None or states.are_copied)
         self.max_sequences = max_sequences
         self.pace = pace
         self.waiting: deque[ScheduledSequence] = deque()
@@ -118,9 +124,23 @@ class Scheduler:
             elif budget and self._grow(sequence):
                 every_row = sequence.generation.wants_prompt_logits
                 limit = min(budget, _MOST_ROWS) if every_row else budget
-                plan.append((sequence, self._chunk(sequence, min(length, start + limit))))
+                plan.append((sequence, self._chunk(sequence, self._stop(sequence, start + limit))))
                 budget -= len(plan[-1][1].ids)
         return sorted(plan, key=lambda item: not item[1].single)
+
+    def _stop(self, sequence: ScheduledSequence, limit: int) -> int:
+        """Return where the next piece of a prompt ends: at a border where its state is kept."""
+        start, length = sequence.computed, sequence.length
+        stop = min(length, limit)
+        if self._states is None or not self.share_prefixes:
+            return stop
+        size = self.pool.page_size
+        # The first is where others may part from it as well; the last is the longest that is of
+        # use to the same prompt.
+        for border in (sequence.parts_at, min(stop, length - 1) // size * size):
+            if start < border <= stop:
+                return border
+        return stop
 
     def _with_space(self, sequence: ScheduledSequence, guesses: list[int]) -> list[int]:
         """Return the guesses that there is space for without taking any from others."""
@@ -137,7 +157,7 @@ class Scheduler:
         # The next token can be chosen only after the newest one.
         rows = stop - start if every_row else int(stop == sequence.length)
         tokens = sequence.tokens(start, stop)
-        return Chunk(tokens, start, sequence.pages, rows, sequence.adapter)
+        return Chunk(tokens, start, sequence.pages, rows, sequence.adapter, sequence.state)
 
     def mark_computed(self, sequence: ScheduledSequence, stop: int) -> None:
         """Record that the tokens before ``stop`` are in the cache, and let other sequences share
@@ -149,6 +169,17 @@ class Scheduler:
             page = sequence.pages[sequence.published]
             sequence.last_content = self.pool.publish(page, sequence.last_content, ids)
             sequence.published += 1
+        if sequence.published * size == stop:
+            self._keep_state(sequence)
+
+    def _keep_state(self, sequence: ScheduledSequence) -> None:
+        """Keep a copy of the state of a sequence at a border; in its answer, only of the newest."""
+        if self._states is None or not self.share_prefixes:
+            return
+        content = sequence.last_content
+        self._states.keep(sequence.state, content, sequence.kept_answer)
+        if sequence.computed > len(sequence.generation.prompt_ids):
+            sequence.kept_answer = content
 
     def pass_failed(self) -> None:
         """Begin again with all sequences whose states may be of a pass that failed."""
@@ -170,6 +201,8 @@ class Scheduler:
             reusable = sequence.tokens(0, sequence.length - 1)
             if sequence.generation.wants_prompt_logits or not self.share_prefixes:
                 reusable = []  # The cache does not keep logits.
+            if self._states is not None:
+                reusable = self._with_state(sequence, reusable)
             pages, content = self.pool.share(reusable, sequence.beginning)
             missing = self.pool.pages_for(sequence.length) - len(pages)
             # A page for each of the others to grow keeps it from being requeued at once.
@@ -189,10 +222,20 @@ class Scheduler:
             sequence.pages, sequence.published = pages, len(pages)
             sequence.last_content = content
             sequence.computed = len(pages) * self.pool.page_size
+            if self._states is not None:
+                sequence.state = self._states.begin(content if pages else None)
             if sequence.generation.cached_tokens is None:
                 # Not again when it gets its pages back: these are of its own tokens.
                 sequence.generation.cached_tokens = sequence.computed
             self._grow(sequence)
+
+    def _with_state(self, sequence: ScheduledSequence, reusable: list[int]) -> list[int]:
+        """Return the tokens after which a copy of the state is kept, as many as there are."""
+        contents = self.pool.contents(reusable, sequence.beginning)
+        sequence.parts_at = len(contents) * self.pool.page_size
+        while contents and (self._states is None or contents[-1] not in self._states):
+            contents.pop()
+        return reusable[: len(contents) * self.pool.page_size]
 
     def _hold(self, sequence: ScheduledSequence) -> bool:
         """Have a sequence's adapter in memory; return whether there is space for it."""
@@ -221,7 +264,7 @@ class Scheduler:
 
     def _release(self, sequence: ScheduledSequence) -> None:
         if self._states is not None and sequence.pages:
-            self._states.forget(sequence.pages[0])
+            self._states.end(sequence.state)
         self.pool.release(sequence.pages)
         sequence.reset_pages()
         if self._adapters is not None and sequence.adapter:

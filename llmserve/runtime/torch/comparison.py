@@ -56,7 +56,8 @@ def scores(runner: Runner, texts: Sequence[list[int]]) -> list[Any]:
             if left:
                 start, stop = left.pop(0)
                 owned = pages[number][: -(-stop // runner.page_size)]
-                chunks.append((number, Chunk(text[start:stop], start, owned, stop - start)))
+                chunk = Chunk(text[start:stop], start, owned, stop - start, state=number)
+                chunks.append((number, chunk))
         # Single tokens come first, as in the engine.
         chunks.sort(key=lambda each: not each[1].single)
         logits, row = runner.run([chunk for _, chunk in chunks]), 0

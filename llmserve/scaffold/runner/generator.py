@@ -26,7 +26,7 @@ class ScaffoldGenerator:
         self._engine: Engine | None = None
 
     def stepper(self, tokenizer: Tokenizer) -> Engine:
-        """Return the engine: it schedules, shares pages, and chooses tokens."""
+        """Return the engine: it schedules, shares beginnings, and chooses tokens."""
         if self._engine is None:
             self._engine = Engine(self._runner, tokenizer, max_sequences=32)
         return self._engine
@@ -37,20 +37,30 @@ class ScaffoldGenerator:
 
 
 class RecurrentRunner:
-    """A recurrent model with random weights; a :class:`llmserve.runtime.Runner`.
+    """A recurrent model with random weights; a :class:`llmserve.runtime.StateRunner`.
 
-    Its cache has a row for each token: the state after that token. A transformer would keep keys
-    and values there. Replace it with what computes your model.
+    It keeps the newest state of each sequence, so pages only count tokens. A transformer would keep
+    keys and values in them, as a :class:`llmserve.runtime.Runner` without ``copy`` and ``forget``.
+    Replace it with what computes your model.
     """
 
     page_count, page_size = 512, 16
-    accepts_runs = True
+    accepts_runs = False  # There is no way back from a wrong guess.
+    most_copies = 1024
 
     def __init__(self, vocab_size: int) -> None:
         random = np.random.default_rng(0)
         self._embeddings = random.normal(size=(vocab_size, WIDTH)).astype(np.float32)
         self._weights = (random.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
-        self._states = np.zeros((self.page_count, self.page_size, WIDTH), np.float32)
+        self._states: dict[int, Array] = {}
+
+    def copy(self, state: int, copy: int) -> None:
+        """Keep a state for sequences that begin alike."""
+        self._states[copy] = self._states[state].copy()
+
+    def forget(self, state: int) -> None:
+        """Free the state of a sequence that has ended, or a copy."""
+        self._states.pop(state, None)
 
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
         """Compute a pass, and the scores of the rows that the chunks ask for."""
@@ -62,15 +72,9 @@ class RecurrentRunner:
 
     def _compute(self, chunk: Chunk) -> list[Array]:
         states = []
-        state = np.zeros(WIDTH, np.float32)
-        if chunk.start:
-            state = self._states[self._place(chunk, chunk.start - 1)]
-        for position, token in enumerate(chunk.ids, chunk.start):
+        state = self._states[chunk.state] if chunk.start else np.zeros(WIDTH, np.float32)
+        for token in chunk.ids:
             state = np.tanh(self._weights @ state + self._embeddings[token])
-            self._states[self._place(chunk, position)] = state
             states.append(state)
+        self._states[chunk.state] = state
         return states
-
-    def _place(self, chunk: Chunk, position: int) -> tuple[int, int]:
-        """Return the page and the row in it of the token at a position."""
-        return chunk.pages[position // self.page_size], position % self.page_size

@@ -33,6 +33,7 @@ from llmserve_iterative.trial import refuse_unserved
 # Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
 # (seen on 2.51). So there are many more slots than sequences in flight.
 _SEQUENCE_SLOTS = 65_536
+DEFAULT_STATE_MB = 256
 _RUNTIME = "llmserve_iterative.generator:StepwiseGenerator"
 
 
@@ -42,6 +43,13 @@ def llmserve_register_generators() -> Sequence[Generator]:
         "cache_tokens", 0, "Size of the cache in tokens; 0 means four contexts, or more.", minimum=0
     )
     prefill_chunk = Option("prefill_chunk", 256, "Most prompt tokens per step, in all.", minimum=1)
+    state_mb = Option(
+        "state_mb",
+        DEFAULT_STATE_MB,
+        "Megabytes for copies of the states of hybrid and recurrent models, for prompts that begin "
+        "alike; 0 keeps none.",
+        minimum=0,
+    )
     return [
         Generator(
             name="stepwise",
@@ -58,6 +66,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 *PLACEMENT_OPTIONS,
                 cache_tokens,
                 prefill_chunk,
+                state_mb,
                 *GUESS_OPTIONS,
                 *ADAPTER_OPTIONS,
             ),
@@ -129,6 +138,7 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
         "max_sequences": options.get("max_batch_size") or 32,
         "cache_tokens": options["cache_tokens"],
         "prefill_chunk": options["prefill_chunk"],
+        "state_mb": options["state_mb"],
         "prompt_lookup": options["prompt_lookup"],
         "draft": _place_draft(draft) if draft else None,
         "draft_tokens": options["draft_tokens"],

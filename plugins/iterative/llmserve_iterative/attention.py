@@ -36,6 +36,11 @@ class Store:
         self._rows, self._dtype = rows, dtype
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no layer has written yet."""
+        return not self._layers
+
     def write(self, layer: int, rows: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values ``[heads, tokens, width]`` to their rows; return the layer's."""
         if layer not in self._layers:

@@ -31,10 +31,10 @@ from llmserve.runtime.causal import (
     original_length,
     try_imports,
 )
-from llmserve_iterative import cache_tokens
+from llmserve_iterative import DEFAULT_STATE_MB, cache_tokens
 
 if TYPE_CHECKING:
-    from llmserve_iterative.runner import FlatRunner, OwnCacheRunner, PaddedRunner
+    from llmserve_iterative.runner import Runner
 
 LOG = logging.getLogger(__name__)
 
@@ -70,23 +70,46 @@ class StepwiseGenerator:
             runner = self._make_runner(self._model)
             # Models that were built before there were adapters have no such setting.
             budget = self._settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
+            guesser = self._make_guesser()
+            if isinstance(runner, StateRunner):
+                self._note_states(runner, guesser)
+                guesser = None
             self._engine = Engine(
                 runner,
                 tokenizer,
                 max_sequences=self._settings["max_sequences"],
                 prefill_chunk=self._settings["prefill_chunk"],
-                guesser=self._make_guesser(),
+                guesser=guesser,
                 adapters=Adapters(self._folder / ADAPTERS, runner.adapters, budget),
             )
         return self._engine
 
-    def _make_runner(self, model: Any) -> FlatRunner | PaddedRunner | OwnCacheRunner:
+    def _note_states(self, runner: StateRunner, guesser: Guesser | None) -> None:
+        from llmserve_iterative.runner import OwnCacheRunner
+
+        name = type(self._model).__name__
+        if isinstance(runner, OwnCacheRunner):
+            LOG.warning(
+                "llmserve: note: %s has a cache of its own: its sequences are computed one after "
+                "another, and share nothing.",
+                name,
+            )
+        if guesser is not None:
+            LOG.warning(
+                "llmserve: note: nothing is guessed: %s keeps a state that cannot take back wrong "
+                "guesses.",
+                name,
+            )
+
+    def _make_runner(self, model: Any) -> Runner:
         # Imported here because a build only inspects the class and need not load torch.
         from llmserve_iterative.runner import make_runner
 
         context = self.context_length or 2048
         tokens = cache_tokens(context, self._settings["max_sequences"])
-        return make_runner(model, self._settings["cache_tokens"] or tokens)
+        # Models that were built before there were copies of states have no such setting.
+        copies = self._settings.get("state_mb", DEFAULT_STATE_MB) * 1_000_000
+        return make_runner(model, self._settings["cache_tokens"] or tokens, copies)
 
     def _make_guesser(self) -> Guesser | None:
         # Models that were built before there were guesses have none of these settings.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import Chunk, LoraProducts, speed_up
+from llmserve_iterative import DEFAULT_STATE_MB
 from llmserve_iterative.attention import FlashPlan, PagePlan, Rule, Store, Tokens
 from llmserve_iterative.graphs import DecodeGraphs
 
@@ -79,6 +81,81 @@ class PassCache(Cache):  # type: ignore[misc]
         return [False] * self._count
 
     is_linear = is_dummy = is_sliding
+
+
+class StateKey(NamedTuple):
+    """Which of a sequence's states it is, in which layer; most kinds have one of each."""
+
+    kind: str
+    layer: int
+    place: int
+
+
+States = dict[StateKey, Tensor]
+"""The states of one or several sequences, of which the first dimension has a row for each."""
+
+
+class StateCache(PassCache):
+    """A cache that has states beside keys and values, and puts new ones in their place."""
+
+    def __init__(self, update: Update, model: Any, states: States, **sizes: int) -> None:
+        super().__init__(update, model, **sizes)
+        self._states = states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._states.get(StateKey("convolution", layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._states.get(StateKey("recurrent", layer_idx, state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Append to what the convolution sees; return all of it, and keep its newest columns."""
+        key = StateKey("convolution", layer_idx, state_idx)
+        old = self._states.get(key)
+        width = conv_kernel_size or (conv_states if old is None else old).shape[-1]
+        if old is not None:
+            full = torch.cat([old, conv_states], dim=-1)
+        else:
+            full = torch.nn.functional.pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
+        self._states[key] = full[..., -width:].clone()
+        return full
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        key = StateKey("recurrent", layer_idx, state_idx)
+        old = self._states.get(key)
+        new = recurrent_states if old is None else recurrent_states.to(old.dtype)
+        self._states[key] = new
+        return new
+
+    def has_previous_state(self, layer_idx: int | None = None, *_: Any, **__: Any) -> bool:
+        return any(layer_idx in (None, key.layer) for key in self._states)
+
+    def is_recording_past(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+class Inputs:
+    """What a model calls its inputs, and which of them it takes."""
+
+    def __init__(self, model: Any) -> None:
+        taken = inspect.signature(model.forward).parameters
+        self.cache = next((name for name in _CACHES if name in taken), "")
+        self.positions = "position_ids" in taken
+        self.rows = "logits_to_keep" in taken
+        if not self.cache:
+            raise NotImplementedError("it has no cache")
+        if any(name.startswith("index") for name in vars(model.config.get_text_config())):
+            # Read in pieces, it would choose other tokens beyond as many as it attends to.
+            raise NotImplementedError("it chooses what it attends to with an index of its own")
 
 
 class FlatRunner:
@@ -185,18 +262,136 @@ class PaddedRunner:
 
         keys = [chunk.adapter for chunk in chunks for _ in chunk.ids]
         with self.adapters.of_rows(keys, shape):
-            output = self._model(
+            output = self._call(
+                chunks,
+                update,
+                past=width - shape[1],
+                width=width,
                 input_ids=tokens.ids.view(shape),
                 attention_mask=(positions >= 0).long(),
                 position_ids=tokens.positions.view(shape),
-                past_key_values=PassCache(update, self._model, past=width - shape[1], width=width),
-                use_cache=True,
                 logits_to_keep=max(chunk.rows for chunk in chunks) or 1,
             )
         logits = cast(Tensor, output.logits)
         if len(chunks) == 1:
             return logits[0, logits.shape[1] - chunks[0].rows :]
         return logits[[row for row, chunk in enumerate(chunks) if chunk.rows], -1]
+
+    def _call(
+        self, chunks: Sequence[Chunk], update: Update, *, past: int, width: int, **inputs: Any
+    ) -> Any:
+        """Call the model for chunks whose rows are padded to a width."""
+        del chunks
+        cache = PassCache(update, self._model, past=past, width=width)
+        return self._model(past_key_values=cache, use_cache=True, **inputs)
+
+
+class StatesRunner(PaddedRunner):
+    """Runs models with layers that have a state of fixed size, which may have attention as well.
+
+    It is a :class:`~llmserve.runtime.StateRunner`. The states of sequences that decode together
+    stay together, and are put together again only when others join or leave.
+    """
+
+    def __init__(
+        self, model: Any, tokens: int, *, copies_bytes: int = 0, pieces: bool = True
+    ) -> None:
+        super().__init__(model, tokens)
+        self._inputs, self._pieces = Inputs(model), pieces
+        self._copies_bytes = copies_bytes if pieces else 0
+        self._states: dict[int, States] = {}
+        self._together: tuple[list[int], States] = [], {}
+        """The numbers of those that decoded together last, and their states."""
+        self.most_copies = 0
+        """As many as fit, which is known after a pass. Where the rest of a prompt is read token by
+        token, none: pieces that end where copies are kept would take longer than copies save."""
+
+    def copy(self, state: int, copy: int) -> None:
+        numbers, together = self._together
+        states = _row(together, numbers.index(state)) if state in numbers else self._states[state]
+        # A pass may change tensors in place.
+        self._states[copy] = {key: part.clone() for key, part in states.items()}
+
+    def forget(self, state: int) -> None:
+        self._states.pop(state, None)
+        numbers = self._together[0]
+        if state in numbers:
+            numbers[numbers.index(state)] = _NOBODY
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> TorchLogits:
+        # Chunks of one token come first, but one that begins may be among them.
+        together = [at for at, chunk in enumerate(chunks) if chunk.single and chunk.start]
+        rows: dict[int, Tensor] = {}
+        if together:
+            counts = [chunks[at].rows for at in together]
+            found = self._forward([chunks[at] for at in together])
+            rows = dict(zip(together, torch.split(found, counts), strict=True))
+        for at, chunk in enumerate(chunks):
+            if at not in rows:
+                rows[at] = self._read(chunk)
+        return TorchLogits(torch.cat([rows[at] for at in range(len(chunks))]))
+
+    def _read(self, chunk: Chunk) -> Tensor:
+        """Compute the tokens of one sequence."""
+        if not chunk.start:
+            self.forget(chunk.state)
+        if self._pieces or not chunk.start:
+            return self._forward([chunk])
+        first = chunk.stop - chunk.rows
+        singles = [
+            replace(chunk, ids=[token], start=at, rows=int(at >= first))
+            for at, token in enumerate(chunk.ids, chunk.start)
+        ]
+        return torch.cat([self._forward([single]) for single in singles])
+
+    def _call(
+        self, chunks: Sequence[Chunk], update: Update, *, past: int, width: int, **inputs: Any
+    ) -> Any:
+        numbers = [chunk.state for chunk in chunks]
+        states = self._gather(numbers)
+        cache = StateCache(update, self._model, states, past=past, width=width)
+        if not self._inputs.positions:
+            del inputs["position_ids"]
+        if not self._inputs.rows:
+            del inputs["logits_to_keep"]
+        # Of a model without attention, one may ask for its whole length.
+        if self._store.is_empty or len({chunk.stop for chunk in chunks}) == 1:
+            del inputs["attention_mask"]
+        output = self._model(**{self._inputs.cache: cache}, use_cache=True, **inputs)
+        if not states or any(len(part) != len(chunks) for part in states.values()):
+            raise NotImplementedError("its states are not in its cache, one for each sequence")
+        if len(chunks) > 1:
+            self._together = numbers, states
+        else:
+            self._states[numbers[0]] = states
+            if self._copies_bytes:
+                size = sum(part.nbytes for part in states.values())
+                self.most_copies, self._copies_bytes = self._copies_bytes // size, 0
+        return output
+
+    def _gather(self, numbers: list[int]) -> States:
+        """Return the states of these sequences, which are no longer kept anywhere else."""
+        before, together = self._together
+        if numbers == before:
+            return together
+        if any(number in before for number in numbers):
+            for row, number in enumerate(before):
+                if number != _NOBODY:
+                    self._states[number] = _row(together, row)
+            self._together = [], {}
+        each = [self._states.pop(number, {}) for number in numbers]
+        if len(each) == 1:
+            return each[0]
+        return {key: torch.cat([states[key] for states in each]) for key in each[0]}
+
+
+_NOBODY = -1
+"""Stands for a sequence that has left those that decode together."""
+
+
+def _row(states: States, row: int) -> States:
+    return {key: part[row : row + 1] for key, part in states.items()}
 
 
 class OwnCacheRunner:
@@ -208,6 +403,7 @@ class OwnCacheRunner:
 
     page_size = 32
     accepts_runs = False
+    most_copies = 0
 
     def __init__(self, model: Any, tokens: int, *, pieces: bool = True) -> None:
         self.page_count = _page_count(tokens, self.page_size)
@@ -215,19 +411,14 @@ class OwnCacheRunner:
         self._pieces = pieces
         """Whether the model computes several tokens at once after others."""
         self.adapters = LoraProducts(model)
-        taken = inspect.signature(model.forward).parameters
-        self._name = next((name for name in _CACHES if name in taken), "")
-        self._takes_positions = "position_ids" in taken
-        self._takes_rows = "logits_to_keep" in taken
-        if not self._name:
-            raise NotImplementedError("it has no cache")
-        if any(name.startswith("index") for name in vars(model.config.get_text_config())):
-            # Read in pieces, it would choose other tokens beyond as many as it attends to.
-            raise NotImplementedError("it chooses what it attends to with an index of its own")
+        self._inputs = Inputs(model)
         self._caches: dict[int, Any] = {}
 
-    def forget(self, page: int) -> None:
-        self._caches.pop(page, None)
+    def copy(self, state: int, copy: int) -> None:
+        raise NotImplementedError("a cache that the model makes is not copied")
+
+    def forget(self, state: int) -> None:
+        self._caches.pop(state, None)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> TorchLogits:
@@ -236,7 +427,7 @@ class OwnCacheRunner:
 
     def _compute(self, chunk: Chunk) -> Tensor:
         if not chunk.start:
-            self.forget(chunk.pages[0])
+            self.forget(chunk.state)
         count = len(chunk.ids)
         step = count if self._pieces or not chunk.start else 1
         logits = torch.cat([self._forward(chunk, at, at + step) for at in range(0, count, step)])
@@ -245,29 +436,29 @@ class OwnCacheRunner:
     def _forward(self, chunk: Chunk, first: int, stop: int) -> Tensor:
         """Compute some tokens of a chunk; return the rows of at least those that are needed."""
         start, ids = chunk.start + first, chunk.ids[first:stop]
-        page, device = chunk.pages[0], self._model.device
+        state, device = chunk.state, self._model.device
         inputs: dict[str, Any] = {}
-        if (cache := self._caches.get(page)) is not None:
-            inputs[self._name] = cache
-        if self._takes_positions:
+        if (cache := self._caches.get(state)) is not None:
+            inputs[self._inputs.cache] = cache
+        if self._inputs.positions:
             # Not every model asks its cache how many tokens there are.
             inputs["position_ids"] = torch.arange(start, start + len(ids), device=device)[None]
-        if self._takes_rows:
+        if self._inputs.rows:
             inputs["logits_to_keep"] = max(1, chunk.rows - (len(chunk.ids) - stop))
         with self.adapters.of_rows([chunk.adapter] * len(ids), (1, len(ids))):
             output = self._model(
                 input_ids=torch.tensor([ids], device=device), use_cache=True, **inputs
             )
-        if (cache := output.get(self._name)) is None:
+        if (cache := output.get(self._inputs.cache)) is None:
             raise NotImplementedError("it returns no cache")
-        self._caches[page] = cache
+        self._caches[state] = cache
         return cast(Tensor, output.logits[0])
 
 
 # What models call their caches.
 _CACHES = ("past_key_values", "cache_params", "state")
 
-Runner = FlatRunner | PaddedRunner | OwnCacheRunner
+Runner = FlatRunner | PaddedRunner | StatesRunner | OwnCacheRunner
 
 
 def _page_count(tokens: int, page_size: int) -> int:
@@ -275,8 +466,13 @@ def _page_count(tokens: int, page_size: int) -> int:
     return max(2, -(-tokens // page_size))
 
 
-def make_runner(model: Any, cache_tokens: int) -> Runner:
-    """Return the first runner that agrees with the model in a short trial."""
+def make_runner(
+    model: Any, cache_tokens: int, copies_bytes: int = DEFAULT_STATE_MB * 1_000_000
+) -> Runner:
+    """Return the first runner that agrees with the model in a short trial.
+
+    Copies of states, if it has any, take up to ``copies_bytes``.
+    """
     trial = Trial(model)
     own_attention = model.config._attn_implementation
     speed_up(model)
@@ -285,7 +481,13 @@ def make_runner(model: Any, cache_tokens: int) -> Runner:
         if model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16):
             runners += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
         runners.append(partial(FlatRunner, PagePlan))
-    runners += [PaddedRunner, OwnCacheRunner, partial(OwnCacheRunner, pieces=False)]
+    runners += [
+        PaddedRunner,
+        partial(StatesRunner, copies_bytes=copies_bytes),
+        partial(StatesRunner, pieces=False),
+        OwnCacheRunner,
+        partial(OwnCacheRunner, pieces=False),
+    ]
     for create in runners:
         if runner := trial.run(partial(create, model, cache_tokens)):
             return runner
@@ -317,9 +519,9 @@ class Trial:
             runner = create()
             # Both in the same passes: pieces, then a token and a piece, then tokens.
             first, second = self._ids
-            runner.run([Chunk(first[:4], 0, [0], 0), Chunk(second[:4], 0, [1], 0)])
-            runner.run([Chunk(second[4:5], 4, [1], 0), Chunk(first[4:8], 4, [0], 2)])
-            logits = runner.run([Chunk(first[8:], 8, [0]), Chunk(second[5:], 5, [1])])
+            runner.run([Chunk(first[:4], 0, [0], 0), Chunk(second[:4], 0, [1], 0, state=1)])
+            runner.run([Chunk(second[4:5], 4, [1], 0, state=1), Chunk(first[4:8], 4, [0], 2)])
+            logits = runner.run([Chunk(first[8:], 8, [0]), Chunk(second[5:], 5, [1], state=1)])
             difference = max(
                 float(np.abs(logits.row(row) - expected).max())
                 for row, expected in enumerate(self._expected)
@@ -327,6 +529,10 @@ class Trial:
             # It is longer than the trial, which cannot see it.
             if self._window and isinstance(runner, FlatRunner) and not runner.windows:
                 raise NotImplementedError("a window that only the mask has")
+            if isinstance(runner, StatesRunner | OwnCacheRunner):
+                # The engine gives the same numbers.
+                runner.forget(0)
+                runner.forget(1)
             if difference <= self._tolerance:
                 return runner
             self.reason = f"its logits are off by {difference:.2g}"

@@ -47,6 +47,31 @@ def test_a_pass_in_pieces_has_the_scores_of_a_whole_one() -> None:
     np.testing.assert_allclose(last.row(0), whole.row(39), rtol=1e-4, atol=1e-4)
 
 
+def test_a_copy_is_what_the_state_was() -> None:
+    ids, pages = list(range(1, 41)), [3, 0, 2]
+    runner = generator.RecurrentRunner(1024)
+    whole = runner.run([Chunk(ids, 0, pages, state=0)])
+    runner.run([Chunk(ids[:32], 0, pages, 0, state=1)])
+    runner.copy(1, 2)
+    runner.run([Chunk([9, 9], 32, pages, state=1)])
+    last = runner.run([Chunk(ids[32:], 32, pages, state=2)])
+    np.testing.assert_allclose(last.row(0), whole.row(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_shared_beginning_is_read_once() -> None:
+    engine = generator.ScaffoldGenerator(SETTINGS, Path()).stepper(TOKENIZER)
+    beginning = "Once upon a time there was a fox who lived in a wood near the sea. " * 3
+    cached = []
+    for ending in ("One day", "At night", "At noon"):
+        engine.admit(request := generation(beginning + ending))
+        while engine.busy:
+            assert not engine.step().failed
+        assert request.token_ids == answers(generation(beginning + ending))[0]
+        cached.append(request.cached_tokens)
+    assert cached[0] == 0
+    assert cached[2]
+
+
 @pytest.mark.parametrize("steps_between", [0, 1, 5])
 def test_an_answer_does_not_depend_on_others(steps_between: int) -> None:
     alone = [answers(generation(prompt))[0] for prompt in PROMPTS]

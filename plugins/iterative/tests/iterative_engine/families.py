@@ -11,7 +11,7 @@ import transformers
 from llmserve.runtime import Engine, Generation, Guesser
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.tiny_models import make_model
-from llmserve_iterative.runner import make_runner
+from llmserve_iterative.runner import StatesRunner, make_runner
 
 
 def engine_of(
@@ -22,8 +22,11 @@ def engine_of(
     prefill_chunk: int = 256,
     guesser: Guesser | None = None,
     accepts_runs: bool | None = None,
+    copies: int | None = None,
 ) -> Engine:
     runner = make_runner(model, cache_tokens)
+    if copies is not None and isinstance(runner, StatesRunner) and runner.most_copies:
+        runner.most_copies = copies
     if accepts_runs is not None:
         runner.accepts_runs = accepts_runs
     return Engine(

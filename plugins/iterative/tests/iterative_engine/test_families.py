@@ -10,13 +10,13 @@ from llmserve.runtime import Engine
 from llmserve.testing import generation
 from llmserve.testing.tiny_models import CONTEXT, FAMILIES, VOCAB, make_model
 from llmserve_iterative.generator import exact_length
-from llmserve_iterative.runner import FlatRunner, OwnCacheRunner, PaddedRunner
+from llmserve_iterative.runner import FlatRunner, PaddedRunner, StatesRunner
 
 from .families import engine_of, finish, same_as_alone
 
 RUNNERS: dict[str, type] = {
     **dict.fromkeys(("falcon", "falcon_alibi", "bloom", "phimoe", "qwen2_moe"), PaddedRunner),
-    **dict.fromkeys(("lfm2", "mamba", "qwen3_next"), OwnCacheRunner),
+    **dict.fromkeys(("lfm2", "mamba", "mamba2", "qwen3_next"), StatesRunner),
 }
 
 

@@ -96,7 +96,7 @@ def outcome(answer: Generation) -> tuple[object, ...]:
     share_prefixes=st.booleans(),
     guesser=st.sampled_from(sorted(GUESSERS)),
     failing=st.sets(st.integers(0, 30), max_size=3),
-    states=st.booleans(),
+    copies=st.sampled_from([None, 0, 1, 3, 50]),
 )
 def test_any_mix_gives_the_answers_that_each_gets_alone(
     arrivals: list[Request],
@@ -106,9 +106,9 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
     share_prefixes: bool,
     guesser: str,
     failing: set[int],
-    states: bool,
+    copies: int | None,
 ) -> None:
-    runner = RecallingRunner(pages) if states else RecallRunner(pages)
+    runner = RecallRunner(pages) if copies is None else RecallingRunner(pages, most_copies=copies)
     engine = Engine(
         runner,
         ByteTokenizer(),
@@ -153,10 +153,65 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
             assert outcome(answer) == outcome(alone(request))
         else:
             assert request["cancelled_after"] is not None
-    if states or not share_prefixes:
+    if copies == 0 or not share_prefixes:
         assert not any(answer.cached_tokens for answer in answers)
     if isinstance(runner, RecallingRunner):
-        assert not runner.states
+        assert len(runner.states) <= runner.most_copies
+
+
+def of_states(most_copies: int = 50, *, pages: int = 64) -> tuple[Engine, RecallingRunner]:
+    runner = RecallingRunner(pages, most_copies=most_copies)
+    return Engine(runner, ByteTokenizer(), max_sequences=4, prefill_chunk=8), runner
+
+
+def answered(engine: Engine, prompt: list[int], length: int = 6) -> Generation:
+    engine.admit(answer := generation(prompt, length))
+    finish(engine)
+    whole = alone({"prompt": prompt, "length": length, "params": {}, "seed": 0})
+    assert answer.token_ids == whole.token_ids
+    return answer
+
+
+def test_a_state_is_copied_where_a_beginning_is_shared() -> None:
+    engine, _ = of_states()
+    system = [(7 * i) % 50 for i in range(42)]
+    found = [answered(engine, [*system, *user]).cached_tokens for user in ([1] * 9, [2] * 9, [3])]
+    # The second finds what is kept after a piece; where it parted from the first, it keeps its
+    # own, which the third finds.
+    assert found == [0, 40, 40]
+    engine, _ = of_states()
+    found = [answered(engine, [*system[:39], *user]).cached_tokens for user in ([1], [2], [3])]
+    assert found == [0, 36, 36]
+    engine, _ = of_states()
+    found = [answered(engine, [*system[:30], *user]).cached_tokens for user in ([1] * 9, [2], [3])]
+    assert found == [0, 24, 28]
+
+
+def test_a_sequence_that_lost_its_place_goes_on_after_the_newest_copy() -> None:
+    engine, _ = of_states(pages=18)
+    prompts = [[n] * 9 for n in (1, 2)]
+    many = [generation(prompt, 30) for prompt in prompts]
+    for each in many:
+        engine.admit(each)
+    finish(engine)
+    for prompt, each in zip(prompts, many, strict=True):
+        whole = alone({"prompt": prompt, "length": 30, "params": {}, "seed": 0})
+        assert each.token_ids == whole.token_ids
+    without, _ = of_states(0, pages=18)
+    for prompt in prompts:
+        without.admit(generation(prompt, 30))
+    finish(without)
+    assert 2 * 38 < engine.tokens_computed < without.tokens_computed
+
+
+def test_an_answer_keeps_one_copy_and_all_together_as_many_as_allowed() -> None:
+    engine, runner = of_states()
+    answered(engine, [1, 2, 3], 40)
+    assert len(runner.states) == 1
+    engine, runner = of_states(2)
+    for start in range(4):
+        answered(engine, list(range(start, 40)))
+    assert len(runner.states) == 2
 
 
 def test_only_rows_that_are_needed_leave_the_runner() -> None:

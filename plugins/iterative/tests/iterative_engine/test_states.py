@@ -1,0 +1,148 @@
+"""Hybrids and recurrent models: answers are those of ``generate()`` in any mix, also where states
+are copied for prompts that begin alike, or for sequences that lost their place."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmserve.runtime import Generation
+from llmserve.testing import generation
+from llmserve.testing.tiny_models import VOCAB, make_model
+from llmserve_iterative.runner import StatesRunner, make_runner
+
+from .families import engine_of, expected, finish
+
+rng = random.Random(7)
+SYSTEM = [rng.randrange(VOCAB) for _ in range(70)]
+PROMPTS = [
+    *([*SYSTEM[:length], *user] for length in (40, 66, 70) for user in ([1], [5, 6, 7], [9] * 10)),
+    *([rng.randrange(VOCAB) for _ in range(length)] for length in (1, 2, 31, 33)),
+]
+MOST = 36
+FAMILIES = ["qwen3_next", "lfm2", "mamba", "mamba2"]
+# Those that read several tokens after others at once; the others copy nothing.
+COPIED = ["qwen3_next", "lfm2", "mamba2"]
+
+
+def correct(family: str, request: Generation) -> bool:
+    tokens = expected(family, tuple(request.prompt_ids), MOST)
+    return request.token_ids == tokens[: request.max_tokens]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=8, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.sampled_from(PROMPTS),
+            st.integers(1, MOST),
+            st.integers(0, 6),
+            st.one_of(st.none(), st.integers(0, 30)),
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    max_sequences=st.integers(1, 6),
+    cache_tokens=st.sampled_from([128, 192, 512]),
+    prefill_chunk=st.sampled_from([1, 16, 64]),
+    copies=st.sampled_from([1, 3, 100]),
+)
+def test_any_mix(
+    family: str,
+    arrivals: list[tuple[list[int], int, int, int | None]],
+    max_sequences: int,
+    cache_tokens: int,
+    prefill_chunk: int,
+    copies: int,
+) -> None:
+    engine = engine_of(
+        make_model(family),
+        max_sequences=max_sequences,
+        cache_tokens=cache_tokens,
+        prefill_chunk=prefill_chunk,
+        copies=copies,
+    )
+    kept: list[Generation] = []
+    cancelled: dict[Generation, int] = {}
+
+    def step() -> None:
+        assert not engine.step().failed
+        for request in list(cancelled):
+            cancelled[request] -= 1
+            if cancelled[request] < 0:
+                engine.drop(request)
+                del cancelled[request]
+
+    for prompt, length, pause, steps in arrivals:
+        engine.admit(request := generation(prompt, length))
+        if steps is None:
+            kept.append(request)
+        else:
+            cancelled[request] = steps
+        for _ in range(pause):
+            step()
+    while engine.busy:
+        step()
+    assert all(correct(family, request) for request in kept)
+    assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("family", COPIED)
+def test_a_shared_beginning_is_read_once(family: str) -> None:
+    engine = engine_of(make_model(family), prefill_chunk=64)
+    for user, found in (([1], 0), ([5, 6, 7], 64)):
+        computed = engine.tokens_computed
+        engine.admit(request := generation([*SYSTEM, *user], 8))
+        finish(engine)
+        assert correct(family, request)
+        assert request.cached_tokens == found
+        assert engine.tokens_computed - computed == len(request.prompt_ids) + 7 - found
+
+
+@pytest.mark.parametrize("family", COPIED)
+def test_a_sequence_that_lost_its_place_reads_less_again(family: str) -> None:
+    computed = []
+    for copies in (0, 100):
+        engine = engine_of(make_model(family), cache_tokens=224, copies=copies)
+        many = [generation(prompt, MOST) for prompt in (PROMPTS[2], PROMPTS[5], PROMPTS[8])]
+        for request in many:
+            engine.admit(request)
+            engine.step()
+        finish(engine)
+        assert all(correct(family, request) for request in many)
+        computed.append(engine.tokens_computed)
+    assert computed[1] < computed[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_that_decode_are_one_batch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(family)
+    engine = engine_of(model, max_sequences=5)
+    assert type(engine._runner) is StatesRunner
+    shapes: list[tuple[int, ...]] = []
+    forward = model.forward
+
+    def recorded(*, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        shapes.append(tuple(input_ids.shape))
+        return forward(input_ids=input_ids, **inputs)
+
+    for n in range(5):
+        engine.admit(generation([n + 3] * (n + 1), 20))
+    engine.step()
+    monkeypatch.setattr(model, "forward", recorded)
+    for _ in range(4):
+        engine.step()
+    assert shapes == [(5, 1)] * 4
+
+
+def test_copies_take_no_more_memory_than_allowed() -> None:
+    few, many = (make_runner(make_model("qwen3_next"), 128, size << 20) for size in (1, 8))
+    assert isinstance(few, StatesRunner)
+    assert isinstance(many, StatesRunner)
+    assert few.most_copies == many.most_copies // 8 > 0
