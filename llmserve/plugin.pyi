@@ -56,6 +56,7 @@ from llmserve.builder.source_files import model_vocabulary as model_vocabulary
 from llmserve.builder.source_files import tokenizer_files as tokenizer_files
 from llmserve.builder.source_files import vocabulary_size as vocabulary_size
 from llmserve.builder.source_files import weight_files as weight_files
+from llmserve.builder.states import STATE_OPTIONS as STATE_OPTIONS
 from llmserve.builder.store import Store as Store
 from llmserve.builder.store import StoredModel as StoredModel
 from llmserve.builder.takers import checkpoints_taken as checkpoints_taken

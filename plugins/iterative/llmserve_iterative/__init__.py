@@ -10,6 +10,7 @@ from llmserve.plugin import (
     ADAPTER_OPTIONS,
     GUESS_OPTIONS,
     PLACEMENT_OPTIONS,
+    STATE_OPTIONS,
     Batching,
     BuildContext,
     Generator,
@@ -33,7 +34,6 @@ from llmserve_iterative.trial import refuse_unserved
 # Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
 # (seen on 2.51). So there are many more slots than sequences in flight.
 _SEQUENCE_SLOTS = 65_536
-DEFAULT_STATE_MB = 256
 _RUNTIME = "llmserve_iterative.generator:StepwiseGenerator"
 
 
@@ -43,13 +43,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
         "cache_tokens", 0, "Size of the cache in tokens; 0 means four contexts, or more.", minimum=0
     )
     prefill_chunk = Option("prefill_chunk", 256, "Most prompt tokens per step, in all.", minimum=1)
-    state_mb = Option(
-        "state_mb",
-        DEFAULT_STATE_MB,
-        "Megabytes for copies of the states of hybrid and recurrent models, for prompts that begin "
-        "alike; 0 keeps none.",
-        minimum=0,
-    )
     return [
         Generator(
             name="stepwise",
@@ -66,7 +59,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 *PLACEMENT_OPTIONS,
                 cache_tokens,
                 prefill_chunk,
-                state_mb,
+                *STATE_OPTIONS,
                 *GUESS_OPTIONS,
                 *ADAPTER_OPTIONS,
             ),

@@ -31,7 +31,7 @@ from llmserve.runtime.causal import (
     original_length,
     try_imports,
 )
-from llmserve_iterative import DEFAULT_STATE_MB, cache_tokens
+from llmserve_iterative import cache_tokens
 
 if TYPE_CHECKING:
     from llmserve_iterative.runner import Runner
@@ -108,7 +108,7 @@ class StepwiseGenerator:
         context = self.context_length or 2048
         tokens = cache_tokens(context, self._settings["max_sequences"])
         # Models that were built before there were copies of states have no such setting.
-        copies = self._settings.get("state_mb", DEFAULT_STATE_MB) * 1_000_000
+        copies = self._settings.get("state_mb", 0) * 1_000_000
         return make_runner(model, self._settings["cache_tokens"] or tokens, copies)
 
     def _make_guesser(self) -> Guesser | None:

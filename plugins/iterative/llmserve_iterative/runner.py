@@ -19,7 +19,6 @@ from transformers.cache_utils import Cache
 
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import Chunk, LoraProducts, speed_up
-from llmserve_iterative import DEFAULT_STATE_MB
 from llmserve_iterative.attention import FlashPlan, PagePlan, Rule, Store, Tokens
 from llmserve_iterative.graphs import DecodeGraphs
 
@@ -466,9 +465,7 @@ def _page_count(tokens: int, page_size: int) -> int:
     return max(2, -(-tokens // page_size))
 
 
-def make_runner(
-    model: Any, cache_tokens: int, copies_bytes: int = DEFAULT_STATE_MB * 1_000_000
-) -> Runner:
+def make_runner(model: Any, cache_tokens: int, copies_bytes: int = 256_000_000) -> Runner:
     """Return the first runner that agrees with the model in a short trial.
 
     Copies of states, if it has any, take up to ``copies_bytes``.

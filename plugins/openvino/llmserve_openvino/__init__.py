@@ -9,6 +9,7 @@ from llmserve.plugin import (
     ADAPTER_OPTIONS,
     DTYPE_OPTION,
     GUESS_OPTIONS,
+    STATE_OPTIONS,
     BuildContext,
     Generator,
     ModelSize,
@@ -90,6 +91,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "max_sequences", 64, "Most sequences in flight at once; others wait.", minimum=1
                 ),
                 Option("prefix_cache", True, "Reuse the cache of prompts that begin alike."),
+                *STATE_OPTIONS,
                 *GUESS_OPTIONS,
                 *ADAPTER_OPTIONS,
                 Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),

@@ -92,6 +92,8 @@ class OpenVinoGenerator:
             cache_tokens=max(4 * context, self._settings["max_sequences"] * context // 4),
             cache_bytes=self._settings["cache_gb"] * _GB,
             sequences=self._settings["max_sequences"],
+            # Models that were built before there were copies of states have no such setting.
+            copies_bytes=self._settings.get("state_mb", 0) * 1_000_000,
             expected=expected,
         )
 

@@ -38,7 +38,7 @@ _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": 
 _ROUNDED = ("fp16", "bf16", "int8", "int4")
 _LOAD_OPTIONS = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
-    "prompt_lookup", "draft_tokens", "adapter_mb", "threads",
+    "prompt_lookup", "draft_tokens", "adapter_mb", "state_mb", "threads",
 )  # fmt: skip
 _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "trust_remote_code")
 

@@ -30,7 +30,8 @@ class OpenVinoRunner:
     """Implements :class:`llmserve.runtime.Runner`.
 
     ``cache_bytes`` is what the cache may take in all, 0 for as much as ``cache_tokens`` need: the
-    operating system gives memory to a page when it is first written. The model is ready for the
+    operating system gives memory to a page when it is first written. Copies of states, if it has
+    any, take up to ``copies_bytes``. The model is ready for the
     adapters in ``expected``; for others it may have to be compiled again. ``file`` is where the
     model has been read from, if it has.
     """
@@ -47,6 +48,7 @@ class OpenVinoRunner:
         cache_tokens: int,
         cache_bytes: int = 0,
         sequences: int = 1,
+        copies_bytes: int = 0,
         expected: Iterable[Lora] = (),
     ) -> None:
         self._core = ov.Core()
@@ -91,7 +93,7 @@ class OpenVinoRunner:
             port.any_name: ov.Tensor(memory, ov.Shape([self.page_count, *shape]), port.element_type)
             for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
-        self._states = StateTables(self._model, sequences)
+        self._states = StateTables(self._model, sequences, copies_bytes)
         self._cache |= self._states.tensors
         self._request = self._new_request()
         self._pack_weights()
@@ -189,8 +191,15 @@ class OpenVinoStateRunner(OpenVinoRunner):
     # Nor guesses: no state goes back.
     accepts_runs = False
 
-    def forget(self, page: int) -> None:
-        self._states.forget(page)
+    @property
+    def most_copies(self) -> int:
+        return self._states.most_copies
+
+    def copy(self, state: int, copy: int) -> None:
+        self._states.copy(state, copy)
+
+    def forget(self, state: int) -> None:
+        self._states.forget(state)
 
 
 def make_runner(model: Path | Any, properties: Mapping[str, Any], **sizes: Any) -> OpenVinoRunner:

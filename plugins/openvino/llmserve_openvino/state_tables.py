@@ -30,20 +30,29 @@ def has_states(model: Any) -> bool:
 
 
 class StateTables:
-    """A table for each layer with a row for each of so many sequences, and one of zeros."""
+    """A table for each layer with a row for each of so many sequences, one of zeros, and rows for
+    copies within so many bytes."""
 
-    def __init__(self, model: Any, sequences: int) -> None:
+    def __init__(self, model: Any, sequences: int, copies_bytes: int = 0) -> None:
         self.tensors: dict[str, Any] = {}
         self._memory: list[Any] = []
-        for port in filter(_is_table, model.inputs):
-            state = [axis.get_length() for axis in port.partial_shape[1:]]
-            shape, kind = ov.Shape([1 + sequences, *state]), port.element_type
-            memory = zeros(prod(shape) * kind.size)
+        ports = list(filter(_is_table, model.inputs))
+        states = [[axis.get_length() for axis in port.partial_shape[1:]] for port in ports]
+        sizes = [
+            prod(state) * port.element_type.size for state, port in zip(states, ports, strict=True)
+        ]
+        self.most_copies = copies_bytes // sum(sizes) if ports else 0
+        """How many copies there are rows for."""
+        rows = 1 + sequences + self.most_copies
+        for port, state, size in zip(ports, states, sizes, strict=True):
+            memory = zeros(rows * size)
             # The tensor refers to the memory and does not own it.
-            self._memory.append(memory)
-            self.tensors[port.any_name] = ov.Tensor(memory, shape, kind)
+            self._memory.append(memory.reshape(rows, size))
+            shape = ov.Shape([rows, *state])
+            self.tensors[port.any_name] = ov.Tensor(memory, shape, port.element_type)
         self._rows: dict[int, int] = {}
-        self._free = list(range(sequences, 0, -1))
+        """The row of each state and of each copy, by its number."""
+        self._free = list(range(rows - 1, 0, -1))
 
     def inputs(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Return where the state before each chunk is, and where that after it goes."""
@@ -51,10 +60,7 @@ class StateTables:
             return {}
         rows = []
         for chunk in chunks:
-            page = chunk.pages[0]
-            row = self._rows.get(page)
-            if row is None:
-                row = self._rows[page] = self._free.pop()
+            row = self._row(chunk.state)
             rows += [row if chunk.start else 0, row]
         count = len(chunks)
         values = (
@@ -63,10 +69,22 @@ class StateTables:
         )  # fmt: skip
         return {name: np.array(each, np.int32) for name, each in zip(ROWS, values, strict=True)}
 
-    def forget(self, page: int) -> None:
-        """Free the row of the sequence whose first page this was."""
-        if (row := self._rows.pop(page, None)) is not None:
+    def copy(self, state: int, copy: int) -> None:
+        """Keep what a state is now under another number."""
+        row, other = self._row(state), self._row(copy)
+        for memory in self._memory:
+            memory[other] = memory[row]
+
+    def forget(self, state: int) -> None:
+        """Free the row of a state or a copy."""
+        if (row := self._rows.pop(state, None)) is not None:
             self._free.append(row)
+
+    def _row(self, state: int) -> int:
+        row = self._rows.get(state)
+        if row is None:
+            row = self._rows[state] = self._free.pop()
+        return row
 
 
 def zeros(count: int) -> Any:

@@ -16,7 +16,7 @@ import transformers
 
 from llmserve.graphs import StoredWeights, parts
 from llmserve.plugin import UnservedError
-from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
+from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner, StateRunner, run_batch
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
@@ -190,10 +190,46 @@ LONGROPE = {
 def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, Any]) -> None:
     model = other_model(family) if family in OTHERS else make_model(family, **changes)
     converted = convert(other := deepcopy(model), StoredWeights(other))
-    runner = make_runner(converted, EXACT, cache_tokens=64 * PAGE_SIZE, sequences=4)
+    sizes = {"cache_tokens": 64 * PAGE_SIZE, "sequences": 4, "copies_bytes": 1 << 20}
+    runner = make_runner(converted, EXACT, **sizes)
     for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
         assert found[0] == expected[0]
         assert found[1] == pytest.approx(expected[1], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in STATES if name != "lfm2")],
+)
+def test_prompts_that_begin_alike_share_states(family: str) -> None:
+    model = other_model(family)
+    graph = convert(other := deepcopy(model), StoredWeights(other))
+    beginning = [random.Random(5).randrange(VOCAB) for _ in range(2 * PAGE_SIZE + 6)]
+    prompts = [[*beginning, *own] for own in ([1], [5, 6, 7], [9] * 10, [2, 3])]
+    expected = [generation(prompt, 12) for prompt in prompts]
+    run_batch(Engine(WholeTexts(model), ByteTokenizer(), max_sequences=4), expected)
+    plenty = make_runner(graph, EXACT, cache_tokens=999, sequences=2, copies_bytes=1 << 20)
+    assert isinstance(plenty, StateRunner)
+    assert plenty.most_copies > len(prompts)
+    one = make_runner(
+        graph, EXACT, cache_tokens=999, sequences=2,
+        copies_bytes=(1 << 20) // plenty.most_copies,
+    )  # fmt: skip
+    assert isinstance(one, StateRunner)
+    assert one.most_copies == 1
+    for runner in (plenty, one):
+        engine = Engine(runner, ByteTokenizer(), max_sequences=2, prefill_chunk=PAGE_SIZE)
+        found = [generation(prompt, 12) for prompt in prompts]
+        # One by one, so that the first is read before the next begins; then all at once.
+        # Answers are too short to take the place of the one copy.
+        for request in found:
+            run_batch(engine, [request])
+        again = [generation(prompt, 12) for prompt in prompts]
+        run_batch(engine, again)
+        for each in (found, again):
+            assert [r.token_ids for r in each] == [r.token_ids for r in expected]
+        assert found[0].cached_tokens == 0
+        assert found[-1].cached_tokens == 2 * PAGE_SIZE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
