@@ -16,6 +16,7 @@ from llmserve.builder.adapters import ADAPTER_OPTIONS
 from llmserve.builder.causal import PLACEMENT_OPTIONS
 from llmserve.builder.guessing import GUESS_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
+from llmserve.builder.states import STATE_OPTIONS
 from llmserve.contract import tensors
 from llmserve.contract.options import OPTIONS
 from llmserve.contract.tasks import TASKS
@@ -278,6 +279,7 @@ def names_of_our_plugins() -> set[str]:
             *PLACEMENT_OPTIONS,
             *GUESS_OPTIONS,
             *ADAPTER_OPTIONS,
+            *STATE_OPTIONS,
         )
     }
     core_names |= {value.name for value in vars(tensors).values() if isinstance(value, Tensor)}
