@@ -28,12 +28,12 @@ _TREATMENTS = {"kept": "keeps its weights as they are", "widened": "widens its w
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def check(repository: Path, passport: Path | None, as_json: bool) -> int:
-    """Find problems in a model repository, or say what the weights of a model are.
+    """Find problems in a model repository.
 
     No server is needed. The exit code is 3 if a model would fail to load. Of a model that is not
-    built yet, a folder or a GGUF file, it says how its weights are stored, and which plugins
-    compute them as they are; the exit code is 3 if none does. With --passport, two models are
-    compared instead, and 3 says that they differ.
+    built yet, a folder or a GGUF file, it says how its weights are stored, which plugins compute
+    them as they are, and how to serve it; the exit code is 3 if none does. With --passport, two
+    models are compared instead, and 3 says that they differ.
 
     \b
     llmserve check model_repository
@@ -78,13 +78,15 @@ def _compare(old: Path, new: Path, *, as_json: bool) -> int:
 
 def _show_weights(model: Path, registry: Registry, *, as_json: bool) -> int:
     """Print what the weights of a model are, and who takes them."""
-    from llmserve.plugin import weights_of
+    from llmserve.plugin import check_repository, weights_of
 
     found = weights_of(str(model), registry)
+    (unbuilt,) = check_repository(model, registry)
     if as_json:
         print_json(asdict(found) if found else None)
     elif found is None:
-        click.echo(printable(f"{model}: how its weights are stored cannot be read"))
+        # How its weights are stored cannot be read; a build says what is wrong.
+        click.echo(printable(str(unbuilt)))
     else:
         size = f"{found.parameters / 1e6:.1f} M weights in {size_in_words(found.bytes)}"
         click.echo(printable(f"{model}: {found.what}; {size}"))
@@ -94,6 +96,7 @@ def _show_weights(model: Path, registry: Registry, *, as_json: bool) -> int:
         ]
         if rows:
             print_table(rows)
+            click.echo(printable(f"to serve it: {unbuilt.hint}"))
         else:
             click.echo("no installed plugin computes them; see `llmserve plugins NAME`")
     return 0 if found and found.takers else 3

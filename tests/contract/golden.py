@@ -17,7 +17,8 @@ from llmserve.testing.one_layer import one_layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _NOT_COMPARED = re.compile(
-    r'\n    "(client\.py|config\.pbtxt|\S+\.(pt|onnx))": .*|(?<=")fp_[a-z0-9-]+'
+    r'\n    "(client\.py|\S+\.(pt|onnx))": .*'
+    r'|(?<="config\.pbtxt": ")\w+|(?<=")fp_[a-z0-9-]+'
 )
 """Hashes of the client, a copy of a module that has its own tests, and of exported graphs, which
 contain the source lines that exported them; what the fingerprint makes of these and of versions,

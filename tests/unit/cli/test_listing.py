@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import llmserve
 from llmserve.builder.plan import BuildSpec
 from llmserve.builder.store import Store
+from llmserve.contract.passport import is_fingerprint
 from llmserve.contract.report import ModelReport, ServerReport, State
 from llmserve.errors import ConfigError
 from llmserve.plugins.registry import Registry
@@ -75,12 +76,13 @@ def test_a_model_that_is_named_is_shown_with_what_it_was_built_as(store: Store) 
     folder.mkdir()
     (folder / "config.pbtxt").write_text('platform: "ensemble"')
     lines = invoke("show", "demo").stdout.splitlines()
-    assert (lines[0], len(lines)) == ("model_repository", 10)
+    assert (lines[0], len(lines)) == ("model_repository", 11)
     found = {word: " ".join(rest) for word, *rest in map(str.split, lines[3:])}
     assert found["folder"] == "model_repository/demo"
     assert found["model"] == "generates text"
     assert found["weights"] == "1.483 million, float16"
     assert found["context"] == "512 tokens"
+    assert is_fingerprint(found["passport"])
     assert found["components"].startswith("batching dynamic, formatter text, generator")
     assert "decoupled=true" in found["options"].split()
     assert "max_batch_size=2" in found["options"].split()

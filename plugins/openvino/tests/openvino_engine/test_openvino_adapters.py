@@ -12,7 +12,7 @@ import pytest
 from llmserve.graphs import StoredWeights, openvino
 from llmserve.testing.adapters import AdapterConformance
 from llmserve.testing.tiny_models import make_model
-from llmserve_openvino.runner import OpenVinoRunner
+from llmserve_openvino.runner import make_runner
 from llmserve_openvino.trace import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -37,4 +37,4 @@ class TestAdapters(AdapterConformance):
 
     def make_runner(self, family: str, tokens: int) -> Any:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        return OpenVinoRunner(converted(family)[1], exact, cache_tokens=tokens)
+        return make_runner(converted(family)[1], exact, cache_tokens=tokens)
