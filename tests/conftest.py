@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.kept import KEPT
+
+# As in llmserve.graphs: a test may import OpenVINO first.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 # Other load on the machine slows down the drawing of examples, not the code under test.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

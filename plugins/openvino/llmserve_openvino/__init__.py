@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# Before any module of this package imports OpenVINO itself.
+import llmserve.graphs  # noqa: F401
 from llmserve.plugin import (
     ADAPTER_OPTIONS,
     DTYPE_OPTION,

@@ -71,3 +71,16 @@ def test_weights_in_float16_are_widened_in_memory_unless_they_are_marked() -> No
 def anonymous() -> int:
     text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
     return sum(int(kb) << 10 for kb in re.findall(r"(?m)^Anonymous: +(\d+) kB", text))
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["llmserve.graphs.stored", "llmserve_openvino.trial", "llmserve_openvino.recurrent_layers"],
+)
+def test_nothing_is_reported_over_the_network(module: str) -> None:
+    """Its telemetry starts a process for each import and conversion."""
+    loaded = f"import sys, {module}; print('openvino' in sys.modules, end=' ')"
+    program = f"{loaded}; print(sys.modules['openvino_telemetry'])"
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "None"]
