@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +85,9 @@ def _show_weights(model: Path, registry: Registry, *, as_json: bool) -> int:
     if as_json:
         print_json(asdict(found) if found else None)
     elif found is None:
-        # How its weights are stored cannot be read; a build says what is wrong.
-        click.echo(printable(str(unbuilt)))
+        # A build says what is wrong.
+        what = f"{unbuilt.message}, and how its weights are stored cannot be read"
+        click.echo(printable(str(replace(unbuilt, message=what))))
     else:
         size = f"{found.parameters / 1e6:.1f} M weights in {size_in_words(found.bytes)}"
         click.echo(printable(f"{model}: {found.what}; {size}"))
