@@ -13,7 +13,7 @@ import click
 
 from llmserve.errors import RequestRejectedError
 from llmserve.server import frontend_for
-from llmserve_cli.interrupts import while_importing
+from llmserve_cli.interrupts import stoppable, while_importing
 
 DEFAULT_URL = "http://127.0.0.1:8080/v1"
 
@@ -90,7 +90,8 @@ def batch(
         if before < total and not is_checked:
             server.check()
         try:
-            with _progress(total, before) as on_line:
+            # So that Python 3.11 and later cancel what is being asked, wherever they are.
+            with _progress(total, before) as on_line, stoppable():
                 server.answer(requests, written, on_line)
         finally:
             if (done := len(written)) < total:

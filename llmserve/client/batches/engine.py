@@ -96,6 +96,10 @@ class BatchServer(Protocol):
         """Return whether a model that the server does not have is one that it still loads."""
         ...
 
+    async def has_come(self, model: str) -> bool:
+        """Return whether the server says that it has a model which it had not."""
+        ...
+
     async def is_there(self) -> bool:
         """Return whether the server answers others, though it has not answered a line."""
         ...
@@ -312,8 +316,16 @@ class BatchEngine:
             line.delays += 1
             return line.delays < _DELAYS
         if reply.status == _MISSING.status:
-            return await self._server.may_come(line.request.model)
+            return await self._may_come(line)
         return reply.status in MAY_SUCCEED_LATER
+
+    async def _may_come(self, line: BatchLine) -> bool:
+        """Return whether the model that a line has missed may come, or has come since."""
+        if await self._server.may_come(line.request.model):
+            return True
+        # Once: others of its name are there, and not what the line asks for.
+        is_first, line.has_missed = not line.has_missed, True
+        return is_first and await self._server.has_come(line.request.model)
 
     async def _after_break(self, line: BatchLine, error: UnreachableError) -> None:
         job = line.job

@@ -146,6 +146,9 @@ class _HttpServer:
     async def may_come(self, model: str) -> bool:
         return model in self._answered or await self._readiness(model) == 503
 
+    async def has_come(self, model: str) -> bool:
+        return await self._readiness(model) == 200
+
     async def _readiness(self, model: str) -> int:
         """Return what the server says: 503 is that a model is not ready, as llmserve's say."""
         try:

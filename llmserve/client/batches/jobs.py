@@ -34,6 +34,8 @@ class BatchLine:
     """How often it took too long."""
     faults: int = 0
     """How often who asks failed itself."""
+    has_missed: bool = False
+    """Whether it was asked again because its model seemed to have come since."""
     is_alone: bool = False
     """Whether nothing else is asked meanwhile, because it may end its model."""
 

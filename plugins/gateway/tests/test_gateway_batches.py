@@ -779,6 +779,31 @@ def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
     run(model, settings_of(tmp_path, supervisor=state), work)
 
 
+class _Late(Model):
+    """Is loaded just after it was not there."""
+
+    async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+        try:
+            return await super().generate(name, prompt, **options)
+        except ModelNotReadyError:
+            self.is_loaded = True
+            raise
+
+
+def test_a_line_that_a_model_just_missed_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.02)
+    model = _Late()
+    model.is_loaded = False
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, [line("1"), line("2")])
+        assert (await ended(client, batch)).request_counts.completed == 2
+
+    run(model, settings_of(tmp_path), work)
+
+
 def test_a_model_that_still_loads_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ class Server:
         """The models of the lines, and how many were in flight then."""
         self.in_flight = 0
         self.looked: list[str] = []
-        self.comes = False
+        self.comes = self.came = False
         self.others_are_answered = True
 
     def room(self) -> int:
@@ -76,6 +76,9 @@ class Server:
 
     async def may_come(self, model: str) -> bool:
         return self.comes
+
+    async def has_come(self, model: str) -> bool:
+        return self.came
 
     async def is_there(self) -> bool:
         return self.others_are_answered
@@ -164,6 +167,14 @@ def test_a_model_that_may_come_is_waited_for(answered: Answered) -> None:
     server = Server(m=[reply(404, "model_not_found")] * 3 + [OK])
     server.comes = True
     assert answered(server, "m") == {"m0": None}
+
+
+def test_a_model_that_has_come_since_is_asked_once_more(answered: Answered) -> None:
+    missing = reply(404, "model_not_found")
+    server = Server(late=[missing, OK], never=[missing])
+    server.came = True
+    assert answered(server, "late", "never") == {"late0": None, "never1": "model_not_found"}
+    assert sorted(model for model, _ in server.asked) == ["late"] * 2 + ["never"] * 2
 
 
 @pytest.mark.parametrize("answer", [GONE, BROKEN])

@@ -99,6 +99,9 @@ class Asking:
             return True
         return not (await catalog.state())["models"]
 
+    async def has_come(self, model: str) -> bool:
+        return await self.is_ready(model)
+
     async def is_there(self) -> bool:
         return True
 
