@@ -67,7 +67,10 @@ def built_files(folder: Path) -> list[BuiltFiles]:
     for name in repository.with_parts([folder.name]):
         model = repository.model(name)
         if (manifest := model.intact()) is None:
-            raise ConfigError(f"{model.folder} is no model that llmserve built")
+            raise ConfigError(
+                f"{model.folder} is no model that llmserve built",
+                hint="name the folder of one, as in model_repository/NAME",
+            )
         found.append(BuiltFiles(model.folder, manifest, model.files))
     return found
 
