@@ -206,7 +206,7 @@ def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str
     assert len(passed(results, f"test_new_{role}.")) > 1
 
 
-@pytest.mark.parametrize(("kind", "tests"), [("steps", 3), ("runners", 5)])
+@pytest.mark.parametrize(("kind", "tests"), [("steps", 3), ("runners", 7)])
 def test_a_stepping_generator_serves(results: Mapping[str, str], kind: str, tests: int) -> None:
     assert len(passed(results, f"test_new_{kind}_conformance.")) == 1
     assert len(passed(results, f"test_new_{kind}.")) == tests
