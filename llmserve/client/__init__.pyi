@@ -29,6 +29,8 @@ from llmserve.client.results import Piece as Piece
 from llmserve.client.results import ToolCall as ToolCall
 from llmserve.client.sync import Client as Client
 from llmserve.client.threads import in_thread as in_thread
+from llmserve.client.ties import EXPLAINED as EXPLAINED
+from llmserve.client.ties import Parting as Parting
 from llmserve.client.tools.calls import read_calls as read_calls
 from llmserve.client.tools.calls import stream_calls as stream_calls
 from llmserve.client.tools.formats import ToolFormats as ToolFormats

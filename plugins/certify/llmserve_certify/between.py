@@ -1,22 +1,19 @@
 """Two servers side by side: where their answers part, and how sure each was of its own.
 
-Neither is right here. Two programs that compute one model round differently, so that either may
-take the other of two tokens which are nearly as likely. Going from one server to the other, the
-score of one of these tokens falls below the other's; that change is the sum of what each finds its
-own token likelier, and it is at most what the precision explains if they compute the same.
+Neither is right here: what is a tie between them is said by :class:`llmserve.client.Parting`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from llmserve.client import Logprob
+from llmserve.client import EXPLAINED, Parting
 from llmserve_certify.at_once import at_once
 from llmserve_certify.endpoint import Ask, Gone, Refusal, Reply
-from llmserve_certify.examination import ASSUMED, Examination
+from llmserve_certify.examination import Examination
 from llmserve_certify.outcome import NotOffered, OutOfBudget
 
 _TOP = 5
@@ -98,7 +95,7 @@ class Comparison:
             pair = Pair(prompt, "", _unanswered(one), _unanswered(other), "unanswered")
         else:
             self._measure(one, other)
-            pair = _pair(prompt, one, other, ASSUMED[self.precision])
+            pair = _pair(prompt, one, other, EXPLAINED[self.precision])
         self.pairs.append(pair)
         return pair
 
@@ -163,49 +160,23 @@ def _pair(prompt: str, one: Reply, other: Reply, explained: float) -> Pair:
     if one.text == other.text:
         return Pair(prompt, one.text, Side(), Side(), "equal")
     common = _common(one.text, other.text)
-    at = _first_other(one.logprobs or (), other.logprobs or ())
-    if at is None:
+    parting = Parting.find(one.logprobs or (), other.logprobs or ())
+    if parting is None:
         ours, theirs = (Side(reply.text[len(common) :]) for reply in (one, other))
         return Pair(prompt, common, ours, theirs, "unexplained")
-    own, others = (one.logprobs or ())[at], (other.logprobs or ())[at]
     # The text before a token, so that what follows begins with whole tokens.
-    before = "".join(entry.token for entry in (one.logprobs or ())[:at])
+    before = "".join(entry.token for entry in (one.logprobs or ())[: parting.at])
     if one.text.startswith(before) and other.text.startswith(before):
         common = before
-    ours = _side(one.text[len(common) :], own, others.token)
-    theirs = _side(other.text[len(common) :], others, own.token)
-    if ours.margin is None or theirs.margin is None:
-        verdict = "unexplained"
-    elif ours.margin + theirs.margin <= explained and not (ours.is_least or theirs.is_least):
-        verdict = "tie"
-    else:
-        verdict = "differs"
+    texts = one.text[len(common) :], other.text[len(common) :]
+    ours = Side(texts[0], margin=parting.one.margin, is_least=parting.one.is_least)
+    theirs = Side(texts[1], margin=parting.other.margin, is_least=parting.other.is_least)
+    verdict = parting.verdict(explained)
     return Pair(prompt, common, ours, theirs, verdict)
 
 
 def _unanswered(reply: Reply | str) -> Side:
     return Side(error=reply) if isinstance(reply, str) else Side(reply.text)
-
-
-def _first_other(one: Sequence[Logprob], other: Sequence[Logprob]) -> int | None:
-    """Return where two answers have their first different token, if both tell their tokens."""
-    for at, (ours, theirs) in enumerate(zip(one, other, strict=False)):
-        if ours.token != theirs.token:
-            return at
-    return None
-
-
-def _side(text: str, own: Logprob, others: str) -> Side:
-    """Return what a server answered, and how much likelier it finds its own token than another.
-
-    A server that takes the less likely of two tokens, as penalties have it do, prefers neither.
-    """
-    if not own.top:
-        return Side(text)
-    found = next((entry for entry in own.top if entry.token == others), None)
-    least = min(entry.logprob for entry in own.top)
-    margin = own.logprob - (least if found is None else found.logprob)
-    return Side(text, margin=max(0.0, margin), is_least=found is None)
 
 
 def _common(one: str, other: str) -> str:

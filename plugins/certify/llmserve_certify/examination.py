@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llmserve.client import EXPLAINED
 from llmserve.runtime.contract import GENERATE
 from llmserve_certify.at_once import Late, at_once
 from llmserve_certify.endpoint import Ask, Gone, Hostile, Malformed, Refusal, Reply, Subject
@@ -34,14 +35,11 @@ PROMPTS = (
 )
 LENGTH = 16
 """The tokens of most answers."""
-ASSUMED: Mapping[str, float] = {
-    "float32": 0.01, "float16": 0.1, "bfloat16": 0.5, "int8": 1.0, "int4": 3.0
-}  # fmt: skip
-"""What a precision may explain where no model is there to measure it: a difference in logits."""
 ASSUMED_SHARE: Mapping[str, float] = {
     "float32": 1e-4, "float16": 3e-3, "bfloat16": 0.03, "int8": 0.1, "int4": 0.3
 }  # fmt: skip
-"""The same for values: the length of a difference, as a share of a vector's length."""
+"""What a precision may explain of values: the length of a difference, as a share of a vector's
+length."""
 _ROUNDING_SHARE = 1e-5
 _ROUNDING = 1e-3
 _TIMES = 2.0
@@ -303,7 +301,7 @@ class Examination:
     def margin(self) -> float:
         """The difference in logits that the precision explains."""
         if self.reference is None:
-            return ASSUMED.get(self.precision, ASSUMED["bfloat16"])
+            return EXPLAINED.get(self.precision, EXPLAINED["bfloat16"])
         return _TIMES * self.noise().gap + _ROUNDING
 
     @property
