@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "Serve": {
         "run": ("run", "Build a model, serve it, and talk to it."),
+        "adopt": ("adopt", "Take over what another server was started with."),
         "build": ("build", "Build a model into a Triton repository."),
         "serve": ("serve", "Serve a model repository with Triton."),
         "chat": ("chat", "Talk to a served model."),

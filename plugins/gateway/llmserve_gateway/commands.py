@@ -262,7 +262,15 @@ _MODELS = click.option(
 @click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
 @click.option("--operator", is_flag=True, help="Let it load and unload models.")
 @click.option("--adapters", is_flag=True, help="Let it add and remove adapters of its models.")
-def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
+@click.option(
+    "--from-env",
+    "variable",
+    metavar="VARIABLE",
+    help="Take the key that this variable has, which clients have already, and print none.",
+)
+def new(
+    name: str, file: Path, models: tuple[str, ...], variable: str | None, **limits: Any
+) -> None:
     """Create a key and print it; its hash is added to the file.
 
     The key is shown this once.
@@ -271,10 +279,22 @@ def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     llmserve key new alice --file keys.json
     llmserve serve --keys keys.json
     """
-    from llmserve_gateway.keys import new_key
+    from llmserve_gateway.keys import new_key, take_key
 
-    click.echo(new_key(file, name, models=list(models), **limits))
+    if variable is None:
+        click.echo(new_key(file, name, models=list(models), **limits))
+    else:
+        take_key(file, name, _key_of(variable), models=list(models), **limits)
     click.echo(f"its hash is in {file}, which --keys reads", err=True)
+
+
+def _key_of(variable: str) -> str:
+    """Return the key that a variable of the environment has."""
+    from llmserve.errors import UsageError
+
+    if not (given := os.environ.get(variable, "")):
+        raise UsageError(f"{variable} is not set", hint=f"export {variable} first")
+    return given
 
 
 @key.command(name="list")

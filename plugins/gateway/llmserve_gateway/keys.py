@@ -13,7 +13,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,8 @@ log = logging.getLogger("llmserve.gateway")
 
 _MINUTE = 60.0
 _MAX_BYTES = 1 << 20
+_LEAST_GIVEN, _LEAST_DIFFERENT = 16, 8
+"""How many characters a key that was given has at least, and how many of them differ."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -107,11 +109,32 @@ def hash_key(key: str) -> str:
 
 def new_key(path: Path, name: str, **limits: Any) -> str:
     """Create a key, add its hash to a file and return the key, which is not stored."""
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    _add_key(path, name, key, limits)
+    return key
+
+
+def take_key(path: Path, name: str, key: str, **limits: Any) -> None:
+    """Add the hash of a key that clients have already.
+
+    A plain hash protects it only if it is hard to guess, so a short one is refused.
+    """
+    if len(key) < _LEAST_GIVEN or len({*key}) < _LEAST_DIFFERENT:
+        raise UsageError(
+            "this key is easy to guess",
+            hint=f"give one of {_LEAST_GIVEN} random letters and digits or more, or have one made",
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError("no header can have this key", hint="give letters and digits")
+    _add_key(path, name, key, limits)
+
+
+def _add_key(path: Path, name: str, key: str, limits: Mapping[str, Any]) -> None:
     with _edited(path, new=True) as keys:
         _check_name(path, keys, name)
-        key = f"sk-{secrets.token_urlsafe(32)}"
+        if any(each.sha256 == hash_key(key) for each in keys):
+            raise UsageError(f"{path} has this key already", hint="revoke that one first")
         keys.append(Key(name, hash_key(key), **limits))
-    return key
 
 
 def revoke_key(path: Path, name: str) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from llmserve.errors import ConfigError, UsageError
 from llmserve_gateway.commands import key as key_command
 from llmserve_gateway.errors import ApiError
-from llmserve_gateway.keys import Key, KeyRing, hash_key, new_key, read_keys
+from llmserve_gateway.keys import Key, KeyRing, hash_key, new_key, read_keys, take_key
 
 
 def test_a_file_that_is_nested_too_deeply_is_no_key_file(
@@ -222,3 +222,30 @@ def test_who_could_read_a_key_file_still_can(tmp_path: Path) -> None:
     file.chmod(0o640)
     run_key(file, "set", "me", "--operator")
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_a_key_that_clients_have_is_taken_from_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    words = ["new", "clients", "--file", str(file), "--from-env", "OLD_KEY"]
+    with pytest.raises(UsageError, match="OLD_KEY is not set"):
+        CliRunner().invoke(key_command, words, catch_exceptions=False, standalone_mode=False)
+    monkeypatch.setenv("OLD_KEY", "token-0123456789abc")
+    result = CliRunner().invoke(key_command, words, catch_exceptions=False)
+    assert "token-0123456789abc" not in result.output
+    assert KeyRing(file).authenticate("Bearer token-0123456789abc").name == "clients"
+    with pytest.raises(UsageError, match="has this key already"):
+        take_key(file, "others", "token-0123456789abc")
+
+
+@pytest.mark.parametrize("key", ["EMPTY", "aaaaaaaaaaaaaaaaaaaaaaaa", "short-key", ""])
+def test_a_key_that_is_easy_to_guess_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UsageError, match="easy to guess"):
+        take_key(tmp_path / "keys", "me", key)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_key_that_no_header_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no header"):
+        take_key(tmp_path / "keys", "me", "a key with blanks in it")
