@@ -189,9 +189,13 @@ def _located(path: Path, value: Any, kind: str) -> Any:
     """Return a path from the file's folder; a source that is none, such as an id, stays."""
     if kind not in ("path", "source"):
         return value
-    found = path.absolute().parent / Path(value).expanduser()
-    is_path = kind == "path" or value.startswith((".", "/", "~"))
-    return str(found) if is_path or (value != DEMO and found.exists()) else value
+    try:
+        found = path.absolute().parent / Path(value).expanduser()
+        is_path = kind == "path" or value.startswith((".", "/", "~"))
+        return str(found) if is_path or (value != DEMO and found.exists()) else value
+    except (OSError, RuntimeError, ValueError):
+        # No file can be called that, or ~NAME is no user.
+        return value
 
 
 def _from_here(path: Path) -> Path:
