@@ -26,7 +26,7 @@ With 4 bits, a few numbers that are cut off may cost less than larger steps for 
 _SMALLEST_GROUP = 16
 _LEAST = 1e-3
 """How much each column counts at least, as a share of the mean."""
-_WIDEST, _TINY = float(np.finfo(np.float16).max), 1e-30
+_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def rounded(
     rows, width = weight.shape
     groups = width // group
     integers = np.empty((rows, width // 2 if kind == "u4" else width), np.uint8)
-    scales = np.empty((rows, groups), np.float16)
+    scales = np.empty((rows, groups), np.float32)
     zeros = np.empty((rows, groups), np.uint8)
     counts = _counts(importance, width).view(groups, group)
     step = max(1, _PIECE // width)
@@ -129,10 +129,9 @@ def _fitted(
     scales[scales == 0] = 1
     differences = _clamped(values / scales, zeros, highest)
     scales, _ = _least_squares(values, differences, counts)
-    stored = scales.clamp_(-_WIDEST, _WIDEST).half()
-    stored[stored == 0] = 1
-    differences = _clamped(values / stored.float(), zeros, highest)
-    return _Rounded(differences, zeros, stored)
+    scales[scales == 0] = 1
+    differences = _clamped(values / scales, zeros, highest)
+    return _Rounded(differences, zeros, scales)
 
 
 def _clamped(scaled: torch.Tensor, zeros: torch.Tensor, highest: int) -> torch.Tensor:

@@ -20,8 +20,6 @@ Blocks = NDArray[np.uint8]
 """The blocks of some rows: rows, blocks of a row, bytes of a block."""
 Values = NDArray[Any]
 """Whole numbers: rows, groups of a row, numbers of a group."""
-_LARGEST = 65504
-"""Of float16."""
 _FLATTEST = 60_000
 _GROUP = 32
 _HIGHEST_U4, _HIGHEST_U8 = 15, 255
@@ -111,7 +109,7 @@ def _with_zeros(
     if highest > _HIGHEST_U4:
         return _in_eighths(values, scales, zeros)
     integers = _rows(packed(values))
-    return PackedWeight("u4", integers, _GROUP, _checked(scales), zeros.astype(np.float16))
+    return PackedWeight("u4", integers, _GROUP, _checked(scales), _checked(zeros))
 
 
 def _in_eighths(values: Values, scales: Any, zeros: Any) -> PackedWeight:
@@ -143,10 +141,10 @@ def _float(blocks: Blocks, first: int) -> NDArray[np.float32]:
     return two.view("<f2")[..., 0].astype(np.float32)
 
 
-def _checked(numbers: NDArray[np.float32]) -> NDArray[np.float16]:
-    if not (np.abs(numbers) <= _LARGEST).all():
+def _checked(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    if not np.isfinite(numbers).all():
         raise NoNumbers("has blocks with scales that are no numbers")
-    return numbers.astype(np.float16)
+    return numbers.astype(np.float32)
 
 
 def _halves(values: Values) -> Values:

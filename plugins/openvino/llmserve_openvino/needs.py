@@ -18,8 +18,7 @@ _FLOAT32 = 4
 _CACHE_BYTES = {"f16": 2, "u8": 1}
 """Of the types that are not the one to compute in."""
 _KEPT = {
-    "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5, "Q5_0": 8.5, "Q5_1": 8.75, "Q8_0": 8.5, "Q5_K": 8.75,
-    "Q6_K": 9,
+    "Q4_0": 5, "Q4_1": 6, "Q4_K": 6, "Q5_0": 9, "Q5_1": 9.25, "Q8_0": 9, "Q5_K": 9.25, "Q6_K": 10,
 }  # fmt: skip
 """Bits of a number of each type that stays as a GGUF file has it, with its share of a scale."""
 _WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
@@ -68,8 +67,8 @@ def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
     """
     if size.packed:
         others = _without_packed(size)
-        stored -= size.packed.bytes
-        return size.packed.bytes + _in_memory(others, chosen, stored, computed)
+        packed = _packed_bytes(size)
+        return packed + _in_memory(others, chosen, stored - packed, computed)
     table = max(0, size.ends - size.largest)
     if chosen == "auto" and kept_bytes(size):
         return stored
@@ -86,18 +85,30 @@ def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
 def stored_bytes(size: ModelSize, options: Mapping[str, Value]) -> int:
     """Return what the converted weights take on the disk."""
     if size.packed:
-        return size.packed.bytes + stored_bytes(_without_packed(size), options)
+        return _packed_bytes(size) + stored_bytes(_without_packed(size), options)
     chosen = str(options["weight_format"])
     if chosen == "auto":
         return kept_bytes(size) or size.parameters * (4 if size.dtype == "float32" else 2)
     if chosen != "int4":
         return int(size.parameters * _WIDTHS[chosen])
     ratio = float(options["int4_ratio"])
-    # A group has a scale of 16 bits and a zero point of 8.
-    width = 0.5 + 3 / int(options["int4_group"])
+    # A group has a scale of 32 bits and a zero point of 8.
+    width = 0.5 + 5 / int(options["int4_group"])
     # The table and the product of the scores stay in 8 bits.
     middle = size.parameters - size.ends
     return int(size.ends + middle * (ratio * width + (1 - ratio)))
+
+
+def _packed_bytes(size: ModelSize) -> int:
+    """Return what weights that stay quantised take: a group's scale has 32 bits, its zero point 8.
+
+    In the checkpoint, a scale has 16, and a zero point those of a number.
+    """
+    if (packed := size.packed) is None:
+        return 0
+    quantised = packed.quantised
+    groups = packed.parameters // quantised.group if quantised.group else 0
+    return packed.bytes + groups * (40 - 16 - quantised.bits) // 8
 
 
 def _without_packed(size: ModelSize) -> ModelSize:

@@ -25,8 +25,6 @@ _WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _ENDS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}
 _ROWS = 512
 """How many rows are widened at a time."""
-_NEAR = 1e-3
-"""How far a scale may be off in float16, relatively."""
 
 
 class Unreadable(ValueError):
@@ -163,7 +161,7 @@ def _grouped(groups: _Groups, shape: Shape) -> PackedWeight | torch.Tensor:
     """Pack numbers, in the order of their groups if they are in another."""
     width = shape[1]
     values, zeros = groups.values, groups.zeros
-    scales = _finite(groups.scales.float()).numpy()
+    scales = np.ascontiguousarray(_finite(groups.scales.float()).numpy())
     count = scales.shape[1]
     group, order = width // count, None
     if groups.owner is not None:
@@ -171,10 +169,7 @@ def _grouped(groups: _Groups, shape: Shape) -> PackedWeight | torch.Tensor:
         is_even = (np.bincount(groups.owner, minlength=count) == group).all()
     else:
         is_even = True
-    with np.errstate(over="ignore"):
-        halves = np.ascontiguousarray(scales.astype(np.float16))
-    is_near = np.abs(halves.astype(np.float32) - scales) <= _NEAR * np.abs(scales)
-    if not is_even or not is_near.all():
+    if not is_even:
         return _widened(groups, scales, group)
     if order is not None:
         values = values[:, order]
@@ -182,13 +177,13 @@ def _grouped(groups: _Groups, shape: Shape) -> PackedWeight | torch.Tensor:
     integers = packed(values) if kind == "u4" else values
     if kind == "u8" and isinstance(zeros, int):
         signed = np.ascontiguousarray(values ^ np.uint8(zeros))
-        return PackedWeight("i8", signed, group, halves, None, order)
+        return PackedWeight("i8", signed, group, scales, None, order)
     points: Any = zeros
     if isinstance(zeros, np.ndarray):
         same = zeros.min() == zeros.max() and zeros.max() < 256
-        small = np.uint8 if zeros.max() < 256 else np.float16
+        small = np.uint8 if zeros.max() < 256 else np.float32
         points = int(zeros.flat[0]) if same else np.ascontiguousarray(zeros.astype(small))
-    return PackedWeight(kind, np.ascontiguousarray(integers), group, halves, points, order)
+    return PackedWeight(kind, np.ascontiguousarray(integers), group, scales, points, order)
 
 
 def _widened(groups: _Groups, scales: NDArray[np.float32], group: int) -> torch.Tensor:

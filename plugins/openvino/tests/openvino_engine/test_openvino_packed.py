@@ -23,7 +23,7 @@ from llmserve_openvino.compare import difference
 from llmserve_openvino.trace import convert
 
 KINDS: tuple[Kind, ...] = ("u4", "u8", "i8")
-ZEROS = ("none", "one", "whole", "float16")
+ZEROS = ("none", "one", "whole", "fraction")
 
 
 def some_weight(kind: Kind, zeros: str, shape: tuple[int, int], group: int) -> PackedWeight:
@@ -34,9 +34,11 @@ def some_weight(kind: Kind, zeros: str, shape: tuple[int, int], group: int) -> P
         "none": None,
         "one": 8,
         "whole": rng.integers(0, 16, grouped, dtype=np.uint8),
-        "float16": (15 * rng.random(grouped)).astype(np.float16),
+        "fraction": (15 * rng.random(grouped)).astype(np.float16).astype(np.float32),
     }
-    scales = (rng.random(grouped) / (8 if kind == "u4" else 128)).astype(np.float16)
+    scales = (
+        (rng.random(grouped) / (8 if kind == "u4" else 128)).astype(np.float16).astype(np.float32)
+    )
     integers = packed(values) if kind == "u4" else values
     return PackedWeight(kind, integers, group, scales, chosen[zeros])
 
@@ -79,13 +81,15 @@ def test_numbers_of_4_bits_are_two_in_a_byte() -> None:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    scales, values = np.ones((2, 3), np.float16), np.zeros((2, 24), np.uint8)
+    scales, values = np.ones((2, 3), np.float32), np.zeros((2, 24), np.uint8)
     with pytest.raises(ValueError, match="scales for"):
         PackedWeight("u8", values, 16, scales)
     with pytest.raises(ValueError, match="scales for"):
         PackedWeight("u4", values, 8, scales)
     with pytest.raises(ValueError, match="zero points"):
         PackedWeight("u8", values, 8, scales, np.zeros((3, 2), np.uint8))
+    with pytest.raises(ValueError, match="scales in float16"):
+        PackedWeight("u8", values, 8, scales.astype(np.float16))
 
 
 def compiled(node: Any, parameter: Any, dynamic: int = 0) -> Any:
@@ -143,7 +147,7 @@ def rounded(values: Any, kind: Kind, group: int = 16) -> PackedWeight:
     values = np.ascontiguousarray(values)
     groups = values.reshape(rows, width // group, group)
     zero, span = {"u4": (8, 7), "u8": (128, 127), "i8": (0, 127)}[kind]
-    scales = (np.abs(groups).max(-1) / span).astype(np.float16)
+    scales = (np.abs(groups).max(-1) / span).astype(np.float32)
     scales[scales == 0] = 1
     whole = np.rint(groups / scales[..., None].astype(np.float32)) + zero
     integers = whole.clip(-127 if kind == "i8" else 0, 2 * span + 1 if zero else 127)
