@@ -46,7 +46,29 @@ def _is_path(word: str) -> bool:
 @click.option("--dry-run", is_flag=True, help="Print what would change, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option(
+    "--compare",
+    metavar="[NAME@]URL",
+    help="Then build it, and ask the old server at this address and the new one the same: their "
+    "answers side by side, and the speed of both.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --compare: a file with a prompt in each line.",
+)
+@click.option("--chat", is_flag=True, help="With --compare: send each prompt as a chat message.")
+@click.option(
+    "--report",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("adopt-report"),
+    show_default=True,
+    metavar="DIR",
+    help="With --compare: the folder of the report.",
+)
+@click.pass_context
 def adopt(
+    ctx: click.Context,
     source: tuple[str, ...],
     plugin: str | None,
     model: str | None,
@@ -54,7 +76,11 @@ def adopt(
     dry_run: bool,
     force: bool,
     as_json: bool,
-) -> None:
+    compare: str | None,
+    prompts: Path | None,
+    chat: bool,
+    report: Path,
+) -> int:
     """Take over what another server was started with.
 
     SOURCE is a Triton model repository, a file of Docker compose, Kubernetes, KServe or Ray Serve,
@@ -63,13 +89,15 @@ def adopt(
     and nothing of it is run.
 
     It writes llmserve.toml, where each line says what it comes from, for `llmserve serve`. What has
-    no equal is listed with what comes next to it. Secrets are not written.
+    no equal is listed with what comes next to it. Secrets are not written. The exit code is 8 if
+    --compare finds answers that differ by more than rounding.
 
     \b
     llmserve adopt compose.yaml
     llmserve adopt -- vllm serve Qwen/Qwen3-0.6B --max-model-len 4096 --port 8000
     llmserve adopt ./my-triton-repository --dry-run
     llmserve adopt ~/.ollama
+    llmserve adopt compose.yaml --compare http://127.0.0.1:8000/v1 --prompts prompts.txt
     """
     from llmserve.plugin import Registry
     from llmserve_cli.adopting.choice import choose_plugins
@@ -80,6 +108,10 @@ def adopt(
         server_file_text,
     )
 
+    if compare is None and (prompts or chat):
+        raise UsageError("--prompts and --chat are for --compare", hint="give --compare URL")
+    if compare and (dry_run or as_json):
+        raise UsageError("--compare builds and serves", hint="leave out --dry-run and --json")
     adopted = read_any(source, Path.cwd())
     if model is not None and len(adopted.models) != 1:
         raise UsageError(
@@ -94,10 +126,10 @@ def adopt(
         print_json(_as_json(adopted))
     if dry_run:
         click.echo(_difference(out, text), nl=False)
-        return
+        return 0
     if not adopted.models and adopted.repository is None:
         click.echo("nothing is written: no model of it is built anew", err=True)
-        return
+        return 0
     if out.exists() and not force:
         raise OutputError(
             f"{out} is there already", hint="see what would change with --dry-run, or give --force"
@@ -109,7 +141,13 @@ def adopt(
         raise OutputError(f"{out} cannot be written: {error.strerror}") from None
     if not as_json:
         click.echo(out)
+    if compare is not None:
+        from llmserve_cli.adopting.comparison import Asked, compare_with_old
+
+        asked = Asked(compare, prompts, chat=chat, report=report)
+        return compare_with_old(ctx, out, adopted, asked)
     click.echo(f"next: llmserve serve --config {out}", err=True)
+    return 0
 
 
 def _difference(out: Path, text: str) -> str:

@@ -166,13 +166,24 @@ def resolve(
 
 
 GGUF = ".gguf"
+_MAGIC = b"GGUF"
+_DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
+"""What Ollama calls a file of its store."""
 
 
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a GGUF file, or a folder whose model is in such files."""
     if path.is_dir():
         return any(path.glob(f"*{GGUF}")) and not any(path.glob(WEIGHTS))
-    return path.suffix.lower() == GGUF and path.is_file()
+    is_named_so = path.suffix.lower() == GGUF or _DIGEST.fullmatch(path.name) is not None
+    return is_named_so and path.is_file() and (bool(path.suffix) or _begins_as_gguf(path))
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Return whether a file that is called by its hash, as Ollama's are, is a GGUF file."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+    return False
 
 
 def _gguf_file(path: Path, model: str) -> Path:

@@ -52,6 +52,8 @@ class AdoptedModel:
     options: dict[str, Value] = field(default_factory=dict)
     engine_args: dict[str, Value] = field(default_factory=dict)
     """Arguments of vLLM's engine without an option of their own."""
+    called: str = ""
+    """What clients of the old server call it, if not by its name."""
 
 
 @dataclass(frozen=True)

@@ -323,6 +323,7 @@ class _Adoption:
         answers_to = asked
         if not asked and self._engine.name in ("vLLM", "trtllm-serve") and self._source:
             answers_to = str(self._source.value)
+        model.called = answers_to
         if answers_to and answers_to != model.name:
             origin = self._name.origin if self._name else model.source.origin
             self._adopted.miss(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from llmserve.builder.gguf.admission import check_complete, check_extent, dtype_for
 from llmserve.builder.gguf.header import GgufHeader, read_header
+from llmserve.builder.source import is_gguf, resolve
 from llmserve.errors import ModelSourceError
 
 F32, F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
@@ -159,3 +160,16 @@ def ends(header: GgufHeader) -> Iterator[int]:
     for tensor in header.tensors:
         block, length = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
         yield header.data + tensor.offset + tensor.elements // block * length
+
+
+def test_a_file_of_ollamas_store_is_one_by_what_is_in_it(tmp_path: Path, valid: bytes) -> None:
+    blob = tmp_path / f"sha256-{'0' * 64}"
+    blob.write_bytes(valid)
+    assert is_gguf(blob)
+    source = resolve(str(blob), report=lambda _: None)
+    assert source.path == blob
+    assert source.described() == {"kind": "local", "file": blob.name}
+    blob.write_bytes(b"{}")
+    assert not is_gguf(blob), "a template, or another layer"
+    (tmp_path / "model").write_bytes(valid)
+    assert not is_gguf(tmp_path / "model")
