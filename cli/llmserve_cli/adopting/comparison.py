@@ -17,7 +17,7 @@ import click
 
 from llmserve.commands import check_folder, printable
 from llmserve.errors import LLMServeError, PluginError, UsageError
-from llmserve.plugin import ServerFile
+from llmserve.plugin import ServerFile, install_command
 from llmserve_cli.adopting.adopted import Adopted
 from llmserve_cli.building import build_file
 from llmserve_cli.server_process import serving
@@ -49,7 +49,7 @@ def compare_with_old(ctx: click.Context, out: Path, adopted: Adopted, asked: Ask
     certify, bench = _command(ctx, "certify"), _command(ctx, "bench")
     if certify is None:
         problem = "--compare needs the command certify"
-        raise PluginError(problem, hint="pip install llmserve-certify")
+        raise PluginError(problem, hint=install_command("llmserve-certify"))
     named, at, url = asked.old.rpartition("@")
     if not url or (at and not named):
         raise UsageError(f"{asked.old} is no address", hint="as in http://127.0.0.1:8000/v1")
