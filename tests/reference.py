@@ -154,10 +154,7 @@ def file_page() -> str:
 
 def _file_table(name: str, keys: Mapping[str, Key]) -> str:
     heading = f"\n## `{name}`\n" if name else ""
-    lines = [
-        f"| `{key}`{', needed' if row.needed else ''} | {value_words(row)} | {row.help} |\n"
-        for key, row in keys.items()
-    ]
+    lines = [f"| `{key}` | {value_words(row)} | {row.help} |\n" for key, row in keys.items()]
     return f"{heading}\n| key | value | use |\n|---|---|---|\n" + "".join(lines)
 
 

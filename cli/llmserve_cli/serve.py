@@ -12,7 +12,7 @@ import click
 
 from llmserve.commands import printable
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.plugin import FileCommand, Problem
+from llmserve.plugin import FileCommand, Problem, server_file_of
 from llmserve.server import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.building import CONFIG, FIT, NAME, PLUGIN, SET
 from llmserve_cli.completion import what_to_serve
@@ -104,6 +104,7 @@ def serve(
         renewable=True,
         partial=True,
         mounts=tuple(map(Path, found.references())),
+        texts=file.texts if (file := server_file_of(ctx)) is not None else {},
         extra_args=triton_arguments(options.triton_flags),
         **options.settings(),
     )

@@ -63,7 +63,7 @@ def _built_of_file(
             hint=f"write them into {file.path}",
         )
     build_file(file, serves=True, fit=asked.fit)
-    return file.repository, models or tuple(file.models)
+    return file.repository, models or (*file.models, *file.texts)
 
 
 def _built_or_given(served: str, asked: Asked) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
@@ -26,18 +27,25 @@ class Key:
 
     kind: str
     help: str
-    needed: bool = False
     opens: bool = False
     """Whether it opens what is closed: a file that merely lies in a folder may not set it."""
 
 
 MODEL = {
-    "source": Key("source", "A folder or a GGUF file, an id on the hub, or demo.", needed=True),
+    "source": Key("source", "A folder or a GGUF file, an id on the hub, or demo."),
     "plugin": Key("text", "The plugin to build with; by default the best one for the device."),
     **{role: Key("text", f"A {role} instead of the plugin's.") for role in MODEL_ROLES},
     "options": Key("options", "The options of the build, as llmserve plugins NAME lists them."),
+    "input": Key(
+        "text",
+        "In place of source, for a model in the repository that others wrote: its input that takes "
+        "the text, if it is not called text_input.",
+    ),
+    "output": Key("text", "With input: its output that has the answer."),
     "pin": Key("flag", "With on_demand: whether it is loaded from the start, and stays."),
 }
+_TEXTS = ("input", "output")
+_TENSOR = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 _KINDS = {"file": "path", "folder": "path"}
 """What the file calls a kind of an option of ``serve``, if not the same."""
 
@@ -80,6 +88,8 @@ class ServerFile:
     serve: Mapping[str, Any] = field(default_factory=dict)
     gateway: Mapping[str, Any] = field(default_factory=dict)
     pinned: tuple[str, ...] = ()
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The tensors for the text in and out of models that others wrote, by the models' names."""
 
     @classmethod
     def read(cls, path: Path, *, named: bool = True) -> ServerFile:
@@ -106,16 +116,25 @@ class ServerFile:
                 _refuse_unnamed(path, where, table, keys)
         folder = path.absolute().parent
         repository = folder / top.get("repository", DEFAULT_OUTPUT)
+        models = {
+            name: _checked_model(path, name, entry) for name, entry in top.get("models", {}).items()
+        }
         return cls(
             path,
             _from_here(repository),
             {
-                name: _spec(path, name, entry, repository)
-                for name, entry in top.get("models", {}).items()
+                name: _spec(name, model, repository)
+                for name, model in models.items()
+                if "source" in model
             },
             serve,
             gateway,
-            tuple(name for name, entry in top.get("models", {}).items() if entry.get("pin")),
+            tuple(name for name, model in models.items() if model.get("pin")),
+            {
+                name: (model["input"], model["output"])
+                for name, model in models.items()
+                if "source" not in model
+            },
         )
 
 
@@ -126,7 +145,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     return content
 
 
-def _spec(path: Path, name: str, entry: Any, repository: Path) -> BuildSpec:
+def _checked_model(path: Path, name: str, entry: Any) -> dict[str, Any]:
+    """Return the table of a model: one that is built, or one that others wrote."""
     where = f"models.{name}"
     if not is_model_name(name):
         raise ConfigError(
@@ -136,9 +156,28 @@ def _spec(path: Path, name: str, entry: Any, repository: Path) -> BuildSpec:
     if not isinstance(entry, dict):
         raise ConfigError(f"{path}: {where} is not a table", hint=f"begin it with [{where}]")
     model = _checked(path, where, entry, MODEL)
-    for key, row in MODEL.items():
-        if row.needed and key not in model:
+    if "source" not in model and not {*_TEXTS} & model.keys():
+        raise ConfigError(f"{path}: {where} has no source", hint='add source = "…"')
+    if "source" in model:
+        _refuse(path, where, {*_TEXTS} & model.keys(), "a model with a source is built")
+        return model
+    _refuse(path, where, model.keys() - {*_TEXTS, "pin"}, "a model without a source is not built")
+    for key in _TEXTS:
+        if key not in model:
             raise ConfigError(f"{path}: {where} has no {key}", hint=f'add {key} = "…"')
+        if not _TENSOR.fullmatch(model[key]):
+            raise ConfigError(
+                f"{path}: {where}.{key} cannot be {model[key]!r}", hint="name a tensor of the model"
+            )
+    return model
+
+
+def _refuse(path: Path, where: str, keys: Collection[str], why: str) -> None:
+    if keys:
+        raise ConfigError(f"{path}: {where} has {', '.join(sorted(keys))}", hint=why)
+
+
+def _spec(name: str, model: Mapping[str, Any], repository: Path) -> BuildSpec:
     parts: Any = {role: model.get(role) for role in MODEL_ROLES}
     return BuildSpec(
         model.get("plugin", ""), model["source"], name, _from_here(repository), **parts,
@@ -211,7 +250,7 @@ def value_words(key: Key) -> str:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the file, for editors."""
-    model = _table(MODEL)
+    model = _table(MODEL) | {"anyOf": [{"required": ["source"]}, {"required": [*_TEXTS]}]}
     properties = _table(TOP)["properties"]
     properties["models"] |= {"additionalProperties": model}
     properties["serve"] |= _table(SERVE)
@@ -226,12 +265,10 @@ def schema() -> dict[str, Any]:
 
 
 def _table(keys: Mapping[str, Key]) -> dict[str, Any]:
-    table: dict[str, Any] = {
+    return {
         "type": "object",
         "properties": {
             name: {**_TYPES[key.kind][2], "description": key.help} for name, key in keys.items()
         },
         "additionalProperties": False,
     }
-    needed = [name for name, key in keys.items() if key.needed]
-    return {**table, "required": needed} if needed else table

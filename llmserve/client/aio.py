@@ -601,6 +601,7 @@ class AsyncSequence:
         request = self._steps.step(text, check_options(options))
         call = self._client._call("ModelInfer", request, self._deadline.next())
         async with self._client._translated(self._steps.info.name, self._deadline):
-            pieces = read_response(await self._client._channel.result(call), 1)
+            response = await self._client._channel.result(call)
+            pieces = read_response(response, 1, self._steps.info.answer)
         self._deadline.started = True
         return pieces[0] if pieces else Piece("")

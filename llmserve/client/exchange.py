@@ -95,7 +95,7 @@ class AtOnce:
         if response.id not in self._rows:
             raise ClientError("the server answered a request that was not sent")
         first, count = self._rows[response.id]
-        pieces = _shift(read_response(response, count), first)
+        pieces = _shift(read_response(response, count, self.info.answer), first)
         if self._is_shared:
             pieces = [self._not_shown(piece) for piece in pieces]
         return [piece for piece in pieces if self._is_wanted(piece)]
@@ -209,7 +209,7 @@ class Stepwise:
 
     def take(self, response: Any) -> list[Piece]:
         index = int(response.id)
-        pieces = _shift(read_response(response, 1), index)
+        pieces = _shift(read_response(response, 1, self.info.answer), index)
         # A model without finish reasons gets one step only: the loop would never end.
         has_reasons = "finish_reason" in self.info.outputs
         if has_reasons and not any(piece.finish_reason for piece in pieces):

@@ -24,6 +24,7 @@ from llmserve.contract.tensors import (
     MESSAGES,
     TEXT_FORMAT_OUTPUTS,
     TEXT_INPUT,
+    TEXT_OUTPUT,
     TEXT_PAIR,
 )
 from llmserve.errors import ClientError, OptionError, UsageError
@@ -168,7 +169,9 @@ def build_request(
     shape = _text_shape(info, len(prompts))
     for name, texts in ((TEXT_INPUT.name, prompts), (TEXT_PAIR.name, pairs)):
         if texts is not None:
-            request.inputs.add(name=name, datatype="BYTES", shape=shape)
+            tensor = info.inputs.get(name)
+            called = name if tensor is None else tensor.name
+            request.inputs.add(name=called, datatype="BYTES", shape=shape)
             request.raw_input_contents.append(pack_texts(texts))
     parameters = dict(controls or {})
     for name, value in options.items():
@@ -197,8 +200,15 @@ def _text_shape(info: ModelInfo, rows: int) -> list[int]:
     return [rows if axis == 0 else 1 for axis, _ in enumerate(tensor.dims)]
 
 
-def read_response(response: Any, rows: int) -> list[Piece]:
-    """Read a ``ModelInferResponse``: one piece per row, none if it contains no text."""
+def read_response(response: Any, rows: int, answer: str = TEXT_OUTPUT.name) -> list[Piece]:
+    """Read a ``ModelInferResponse``: one piece per row, none if it contains no text.
+
+    ``answer`` is what the model calls its text.
+    """
+    if answer != TEXT_OUTPUT.name:
+        for output in response.outputs:
+            if output.name == answer:
+                output.name = TEXT_OUTPUT.name
     if rows == 1 and (piece := _read_simple(response)):
         return [piece]
     tensors = {

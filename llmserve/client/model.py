@@ -11,6 +11,7 @@ from llmserve.contract.passport import DECLARED as FINGERPRINT
 from llmserve.contract.passport import PARTS, changed_parts
 from llmserve.contract.shared_stream import DECLARED, NUMBER
 from llmserve.contract.tasks import GENERATE, PARAMETER
+from llmserve.contract.tensors import DECLARED_TEXTS, TEXT_INPUT, TEXT_OUTPUT
 
 Exchange = Literal["unary", "stream", "sequence"]
 _OTHER_NAMES = {
@@ -52,6 +53,8 @@ class ModelInfo:
     ``shared_stream`` tells whether the pieces of several answers can arrive together.
     ``task`` is what the model is for: ``generate`` text, ``embed``, ``rerank``, ``classify``, or a
     task of a plugin; "" if it takes no text or returns none.
+    The text in and out is ``text_input`` of ``inputs`` and ``text_output`` of ``outputs``; in a
+    model that others wrote, the tensor itself may have another name.
     ``fingerprint`` names what its answers depend on, from its weights to its chat template; "" if
     the model has none.
     """
@@ -68,6 +71,12 @@ class ModelInfo:
     shared_stream: bool = False
     task: str = GENERATE
     fingerprint: str = ""
+
+    @property
+    def answer(self) -> str:
+        """What the model calls its output with the text."""
+        tensor = self.outputs.get(TEXT_OUTPUT.name)
+        return TEXT_OUTPUT.name if tensor is None else tensor.name
 
     def input_of(self, option: str) -> TensorInfo | None:
         """Return the input for an option, by any name of it; None if the model has none."""
@@ -103,6 +112,9 @@ def read_config(config: Any) -> ModelInfo:
         return TensorInfo(entry.name, datatype, tuple(entry.dims), optional)
 
     inputs = {entry.name: tensor(entry, entry.optional) for entry in config.input}
+    outputs = {entry.name: tensor(entry, False) for entry in config.output}
+    _rename(config, TEXT_INPUT.name, inputs)
+    _rename(config, TEXT_OUTPUT.name, outputs)
     version = _parameter(config, "llmserve.version")
     exchange = _parameter(config, "llmserve.exchange")
     return ModelInfo(
@@ -111,22 +123,27 @@ def read_config(config: Any) -> ModelInfo:
         batched=config.max_batch_size > 0,
         rows=_rows(config, inputs.get("text_input")),
         inputs=inputs,
-        outputs={entry.name: tensor(entry, False) for entry in config.output},
+        outputs=outputs,
         made_by_llmserve=version or ("unknown" if exchange else None),
         queue_timeout=_queue_timeout(config),
         parts=tuple((_parameter(config, "llmserve.parts") or "").split())
         or tuple(step.model_name for step in config.ensemble_scheduling.step),
         shared_stream=_parameter(config, DECLARED) == str(NUMBER),
-        task=_parameter(config, PARAMETER) or _task(config),
+        task=_parameter(config, PARAMETER) or _task(inputs, outputs),
         fingerprint=_parameter(config, FINGERPRINT) or "",
     )
 
 
-def _task(config: Any) -> str:
+def _rename(config: Any, name: str, tensors: dict[str, TensorInfo]) -> None:
+    """Have a tensor that is declared to be the text in or out under the name of that text."""
+    declared = _parameter(config, DECLARED_TEXTS[name])
+    if declared in tensors:
+        tensors[name] = tensors.pop(declared)
+
+
+def _task(inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo]) -> str:
     """Return the task of a model that does not tell it."""
-    takes_text = any(entry.name == "text_input" for entry in config.input)
-    returns_text = any(entry.name == "text_output" for entry in config.output)
-    return GENERATE if takes_text and returns_text else ""
+    return GENERATE if TEXT_INPUT.name in inputs and TEXT_OUTPUT.name in outputs else ""
 
 
 def _parameter(config: Any, name: str) -> str | None:

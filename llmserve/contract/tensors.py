@@ -44,6 +44,9 @@ USAGE = (
     Tensor("num_input_tokens", "TYPE_INT32", optional=False),
     Tensor("num_output_tokens", "TYPE_INT32", optional=False),
 )
+DECLARED_TEXTS = {name: f"llmserve.{name}" for name in (TEXT_INPUT.name, TEXT_OUTPUT.name)}
+"""Parameters of a configuration that name these tensors, where somebody else's model calls them
+otherwise; ``serve`` adds them for what ``llmserve.toml`` says."""
 PROMPT_REPORT = Tensor(TEXT_OUTPUT.name, TEXT_OUTPUT.data_type)
 """``text_output`` of a model that answers with values: only how it reads a prompt."""
 TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)

@@ -148,7 +148,7 @@ class Server:
         model = self._settings.repository.resolve() / name
         if not (model / "config.pbtxt").is_file():
             raise ServerError(f"no model {name!r} in {self._settings.repository}")
-        link_model(model, self._links / name)
+        link_model(model, self._links / name, self._settings.texts.get(name))
 
     def drop(self, name: str) -> None:
         """Make Triton unload a model; for ``renewable`` servers. This takes a second to begin."""

@@ -63,6 +63,8 @@ class ServerSettings:
     backends: tuple[Backend, ...] | None = None
     replicas: int = ServeOptions.replicas
     env: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The tensors for the text in and out of models that others wrote, by the models' names."""
     empty: bool = False
     """Whether a ``renewable`` server starts without any model, to load some later."""
     on_demand: bool = ServeOptions.on_demand

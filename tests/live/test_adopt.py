@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 from tritonclient import grpc as triton_grpc
 
@@ -17,6 +19,7 @@ from llmserve.testing import LiveTriton
 from llmserve.testing.command import run
 from tests.gguf_files import write_model
 from tests.live.gateway import Gateway, gateway_of
+from tests.live.servers import Serving
 
 PROMPTS = ("Programming in C++ is like", "Once upon a time", "The capital of France is")
 _MODEL = Path(__file__).parent / "tutorials/models/llama_python.py"
@@ -148,3 +151,48 @@ def test_a_model_of_ollamas_store_is_built_and_answers(triton: LiveTriton, tmp_p
     (spec,) = ServerFile.read(out).models.values()
     name = triton.build(spec.plugin, spec.model, name="tiny", **spec.options)
     assert triton.client.generate(name, PROMPTS[0], max_tokens=4).output_tokens == 4
+
+
+_SHOUTS = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            text = pb.get_input_tensor_by_name(request, "PROMPT").as_numpy().reshape(-1)[0]
+            answer = np.array([text.decode().upper().encode()], dtype=object)
+            responses.append(pb.InferenceResponse([pb.Tensor("ANSWER", answer)]))
+        return responses
+"""
+
+
+def test_a_hand_written_model_goes_on_and_is_reached_by_three_lines(tmp_path: Path) -> None:
+    model = tmp_path / "old/shouter"
+    (model / "1").mkdir(parents=True)
+    (model / "1/model.py").write_text(_SHOUTS, encoding="utf-8")
+    config = (
+        'backend: "python"\ninput { name: "PROMPT" data_type: TYPE_STRING dims: [1] }\n'
+        'output { name: "ANSWER" data_type: TYPE_STRING dims: [1] }\n'
+        "instance_group { kind: KIND_CPU }"
+    )
+    (model / "config.pbtxt").write_text(config, encoding="utf-8")
+    file = tmp_path / "llmserve.toml"
+    file.write_text(
+        'repository = "old"\n[models.shouter]\ninput = "PROMPT"\noutput = "ANSWER"\n',
+        encoding="utf-8",
+    )
+    with closing(Serving("--config", str(file))) as serve:
+        url = f"http://{serve.frontend[0]}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        assert [each.id for each in client.models.list()] == ["shouter"]
+        answer = client.completions.create(model="shouter", prompt="quiet please")
+        assert answer.choices[0].text == "QUIET PLEASE"
+        streamed = client.completions.create(model="shouter", prompt="hush", stream=True)
+        assert "".join(each.choices[0].text for each in streamed if each.choices) == "HUSH"
+        assert serve.client.generate("shouter", "hello").text == "HELLO"
+        asked = run("query", "shouter", "hello", "--url", serve.url)
+        assert asked.stdout.strip() == "HELLO"
+    assert (model / "config.pbtxt").read_text(encoding="utf-8") == config

@@ -90,6 +90,8 @@ class Adopted:
     secrets: list[Secret] = field(default_factory=list)
     repository: Value | None = None
     """A repository that is served as it is."""
+    texts: dict[str, tuple[Value, Value]] = field(default_factory=dict)
+    """The tensors for the text in and out of models in it."""
     kept: list[str] = field(default_factory=list)
     """Models of a repository that go on as they are."""
 

@@ -58,6 +58,8 @@ def server_file_text(adopted: Adopted, folder: Path) -> str:
     names: set[str] = set()
     for model in adopted.models:
         lines += ["", *_model_lines(model, folder, names)]
+    for kept, (text, answer) in adopted.texts.items():
+        lines += ["", f"[models.{_key(kept)}]", _entry("input", text), _entry("output", answer)]
     for name, table in (("serve", adopted.serve), ("gateway", adopted.gateway)):
         if table:
             lines += ["", f"[{name}]", *(_entry(key, value) for key, value in table.items())]

@@ -119,6 +119,12 @@ def read_repository(folder: Path, shown_as: str) -> Adopted:
     for each in found:
         if each.model.name not in parts or not _belongs(each):
             _adopt(each, {other.model.name: other for other in found}, adopted)
+    if adopted.kept and not adopted.models:
+        # Nothing is built beside them, so they can be served where they are.
+        where = str(repository.path.absolute())
+        adopted.repository = Value(where, Origin(shown_as, 0, "all of it goes on as it is"))
+    else:
+        adopted.texts.clear()
     return adopted
 
 
@@ -172,6 +178,11 @@ def _keep(found: _Found, adopted: Adopted) -> None:
     adopted.kept.append(found.model.name)
     texts = [name for name, kind in found.inputs.items() if kind in _TEXTS]
     answers = [name for name, kind in found.outputs.items() if kind in _TEXTS]
+    if len(texts) == len(answers) == 1:
+        adopted.texts[found.model.name] = (
+            Value(texts[0], found.origin(f"input {texts[0]}", texts[0])),
+            Value(answers[0], found.origin(f"output {answers[0]}", answers[0])),
+        )
     needs = []
     if not found.code.model:
         needs.append("its code names no model of transformers")
@@ -194,7 +205,7 @@ def _read_code(path: Path, root: Path) -> _Code:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-    except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return code
     names = set()
     for node in ast.walk(tree):

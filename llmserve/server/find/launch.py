@@ -30,6 +30,7 @@ from llmserve.contract.container import (
     release_from_help,
     release_of_server,
 )
+from llmserve.contract.tensors import DECLARED_TEXTS
 from llmserve.errors import ServerError, UsageError
 from llmserve.server.settings import Ports, ServerSettings
 from llmserve.server.tracing import trace_arguments
@@ -112,7 +113,7 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
     if settings.renewable:
         folder.mkdir()
         for name in settings.names():
-            link_model(repository / name, folder / name)
+            link_model(repository / name, folder / name, settings.texts.get(name))
     elif settings.models:
         folder.mkdir()
         for name in settings.models:
@@ -127,8 +128,11 @@ FAR_FUTURE = 2**31 - 2**24
 """In 2037: no file of a model is newer, and every file system can store it."""
 
 
-def link_model(model: Path, links: Path) -> None:
+def link_model(model: Path, links: Path, texts: tuple[str, str] | None = None) -> None:
     """Link a model for a Triton that polls for changes, or make that Triton reload it.
+
+    ``texts`` are its tensors for the text in and out, which clients then read from its
+    configuration; the model's own file stays as it is.
 
     A model that is new appears with all its files at once.
 
@@ -138,10 +142,10 @@ def link_model(model: Path, links: Path) -> None:
     """
     if not links.exists():
         new = links.parent.with_name(f"{links.name}.new")
-        _link(model, new)
+        _link(model, new, texts)
         new.rename(links)
     else:
-        _link(model, links)
+        _link(model, links, texts)
 
 
 def unlink_model(links: Path) -> None:
@@ -152,7 +156,7 @@ def unlink_model(links: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _link(model: Path, links: Path) -> None:
+def _link(model: Path, links: Path, texts: tuple[str, str] | None) -> None:
     versions = {path.name for path in model.iterdir() if path.is_dir() and path.name.isdecimal()}
     for folder, skipped in [*((name, set[str]()) for name in sorted(versions)), ("", versions)]:
         (links / folder).mkdir(parents=True, exist_ok=True)
@@ -163,6 +167,7 @@ def _link(model: Path, links: Path) -> None:
         for name, path in targets.items():
             if name == "config.pbtxt":
                 shutil.copyfile(path, links / f".{name}")
+                _declare_texts(links / f".{name}", texts)
                 (links / f".{name}").replace(links / name)
             elif not (links / folder / name).is_symlink():
                 (links / folder / name).symlink_to(path)
@@ -171,6 +176,14 @@ def _link(model: Path, links: Path) -> None:
         changed = int(mark.stat().st_mtime) + 1 if mark.exists() else FAR_FUTURE
         mark.touch()
         os.utime(mark, (changed, changed))
+
+
+def _declare_texts(config: Path, texts: tuple[str, str] | None) -> None:
+    for parameter, tensor in zip(DECLARED_TEXTS.values(), texts or (), strict=False):
+        with config.open("a", encoding="utf-8") as file:
+            file.write(
+                f'\nparameters {{ key: "{parameter}" value {{ string_value: "{tensor}" }} }}'
+            )
 
 
 def launch_scripts(settings: ServerSettings) -> list[str]:

@@ -244,3 +244,29 @@ def test_serve_reads_the_file_of_the_folder_unless_told_what_to_serve() -> None:
     assert "there is no file x.toml" in str(invoke("serve", "--config", "x.toml").exception)
     error = invoke("serve", "--plugin", "hf").exception
     assert str(error).endswith("for a model that is built: write them into llmserve.toml")
+
+
+def test_a_model_that_others_wrote_says_where_its_text_is(tmp_path: Path) -> None:
+    file = tmp_path / "llmserve.toml"
+    file.write_text('[models.own]\ninput = "PROMPT"\noutput = "ANSWER"\n', encoding="utf-8")
+    read = ServerFile.read(file)
+    assert read.models == {}
+    assert read.texts == {"own": ("PROMPT", "ANSWER")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ('input = "A"', "has no output"),
+        ('output = "A"', "has no input"),
+        ("", "has no source"),
+        ('source = "demo"\ninput = "A"\noutput = "B"', "a model with a source is built"),
+        ('plugin = "hf"\ninput = "A"\noutput = "B"', "a model without a source is not built"),
+        ('input = \'A" } } x\'\noutput = "B"', "name a tensor of the model"),
+    ],
+)
+def test_a_model_is_built_or_others_wrote_it(tmp_path: Path, lines: str, why: str) -> None:
+    file = tmp_path / "llmserve.toml"
+    file.write_text(f"[models.own]\n{lines}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=why):
+        ServerFile.read(file)

@@ -101,13 +101,23 @@ def test_vllms_backend(root: Path) -> None:
     assert "sampling_parameters" in result.stderr
 
 
-def test_a_foreign_model_goes_on_as_it_is(root: Path) -> None:
+def test_a_foreign_model_goes_on_where_it_is(root: Path) -> None:
     foreign(root)
-    result = CliRunner().invoke(cli, ["adopt", "old"], standalone_mode=False)
-    assert result.exception is None
+    file, result = adopt()
     assert "it goes on as it is" in result.stderr
     assert "its code names no model of transformers" in result.stderr
-    assert not Path("llmserve.toml").exists()
+    assert file.repository == Path("old")
+    assert file.models == {}
+    assert file.texts == {"shouter": ("text_input", "text_output")}
+
+
+def test_beside_models_that_are_built_a_foreign_one_is_told(root: Path) -> None:
+    foreign(root)
+    falcon(root)
+    file, result = adopt()
+    assert [*file.models] == ["falcon7b"]
+    assert file.texts == {}
+    assert "llmserve serve old" in result.stderr
 
 
 def test_a_placeholder_that_was_not_filled_in_is_told(root: Path) -> None:
