@@ -34,6 +34,7 @@ from llmserve.plugins.roles import MODEL_ROLES
 from llmserve.problems import Problem
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
+from llmserve.repository.handwritten import check_handwritten
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import CheckedModel, Model, Repository
 from llmserve.repository.runtimes import check_models, problem_with
@@ -83,6 +84,8 @@ def check_repository(
         if (config := configs.get(model.name)) is not None:
             problems += check_config(model.folder, config)
             problems += check_ensemble(model.name, config, configs, repository.models)
+            if not quick and not model.manifest and not model.damage:
+                problems += check_handwritten(model.folder, config)
             problems += ask_plugins(registry, CheckedModel(model.folder, config, configs))
         if model.damage:
             problems.append(Problem.of(model.damage, model.name, hint="build it again"))
