@@ -114,7 +114,7 @@ def table_of(described: Described) -> list[list[str]]:
         known = described.of(item.name.partition(" ")[0])
         notes, memory = [item.why], [""] if on_demand else []
         if isinstance(item, ModelReport):
-            notes = [item.why or item.failing or item.note]
+            notes = [item.why or item.failing or item.note, *_of_answers(item)]
             if (demand := item.demand) is not None:
                 notes = ["pinned" if demand.pinned else "", *notes]
                 memory = [size_in_words(demand.size) if demand.loaded else ""]
@@ -126,6 +126,18 @@ def table_of(described: Described) -> list[list[str]]:
             str(known.context or ""), str(item.restarts), ", ".join(filter(None, notes)),
         ])  # fmt: skip
     return rows
+
+
+def _of_answers(model: ModelReport) -> list[str]:
+    """Return which model it is, and what is known of its answers."""
+    certificate = model.certificate
+    if certificate is None:
+        return [model.fingerprint]
+    if fault := certificate.fault:
+        return [f"its answers are wrong ({fault.in_words()})", model.fingerprint]
+    if certificate.problem:
+        return [f"not certified: {certificate.problem}", model.fingerprint]
+    return [f"answers checked: {certificate.checks}", model.fingerprint]
 
 
 def _items(server: ServerReport) -> list[PartReport]:

@@ -70,6 +70,9 @@ def serve(
     Models that die are reloaded; `llmserve status` shows the state of all. Ctrl-C stops the server
     after finishing requests in flight. A second Ctrl-C stops it at once.
 
+    With --certify, models are asked again and again, while they are idle, what they answered when
+    they were first well; --on-fault is told if that changes by more than rounding explains.
+
     With --on-demand, all models are offered, and the OpenAI API loads the one that a request names;
     the one that was not used for longest makes place for it.
 
@@ -79,6 +82,7 @@ def serve(
     llmserve serve gpt2 --plugin hf
     llmserve serve --config llmserve.toml --replicas 2
     llmserve serve --on-demand --max-loaded 2 --pin demo
+    llmserve serve --certify --on-fault 'logger -t llmserve'
     """
     from llmserve.commands import Status
     from llmserve.plugin import Address, Place, Repository, Store
@@ -89,6 +93,8 @@ def serve(
     del config
     options = ServeOptions(**values)
     _refuse_missing_keys(options.keys)
+    if options.on_fault and not options.certify:
+        raise UsageError("--on-fault is told of what --certify finds", hint="add --certify")
     repository, models = served_repository(
         ctx, served, options.models, Asked(plugin, name, assignments, fit)
     )

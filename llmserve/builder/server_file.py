@@ -212,8 +212,9 @@ def _refuse_unnamed(
 ) -> None:
     folder = path.absolute().parent.resolve()
     for name, value in table.items():
-        if keys[name].opens and value is True:
-            what = f"{where}{name} opens the server"
+        if keys[name].opens and value:
+            does = "opens the server" if value is True else "may run a command"
+            what = f"{where}{name} {does}"
         elif keys[name].kind == "path" and not Path(value).resolve().is_relative_to(folder):
             what = f"{where}{name} is outside of the folder"
         else:

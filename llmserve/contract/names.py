@@ -6,6 +6,9 @@ MANIFEST = "llmserve.json"
 """The file in a model's folder that records what the model was built from and how to run it."""
 
 
+KNOWN_ANSWERS = "known-answers.json"
+"""The file beside it with what the model answered when it was first well (``serve --certify``)."""
+
 SCHEMA = 1
 """The version of that file's format; changes that older runtimes cannot read increment it."""
 

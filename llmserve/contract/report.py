@@ -84,6 +84,43 @@ class OnDemandReport:
 
 
 @dataclass(frozen=True)
+class FaultReport:
+    """Why the answers of a model are not those that are known of it, or not any more."""
+
+    check: str
+    """Which check failed: ``template``, ``prompt``, ``log-probabilities``, ``answer``, ``length``.
+    """
+    why: str
+    prompt: str = ""
+    """The request that shows it: one of ours, never a user's."""
+    off_by: float | None = None
+    """By how much a score has changed at least, in logits; None if that is no number."""
+    explained: float = 0.0
+    """How much of that rounding explains."""
+
+    def in_words(self) -> str:
+        return f"{self.check} of {self.prompt!r}: {self.why}"
+
+
+@dataclass(frozen=True)
+class CertificateReport:
+    """What ``serve --certify`` has found of a model's answers."""
+
+    known: int = 0
+    """How many known answers it is compared with."""
+    checks: int = 0
+    """How many were asked again so far."""
+    faults: int = 0
+    """How often its answers were found to be wrong."""
+    fault: FaultReport | None = None
+    """Why its answers are taken for wrong now; of several replicas, if all are."""
+    faulty: int = 0
+    """In how many replicas they are."""
+    problem: str = ""
+    """Why nothing is known of its answers."""
+
+
+@dataclass(frozen=True)
 class PartReport:
     """What is reported of whatever is supervised."""
 
@@ -118,6 +155,10 @@ class ModelReport(PartReport):
     """Why it fails its canary requests, although it is alive."""
     note: str = ""
     """What else its user has to know, as that its folder is gone."""
+    fingerprint: str = ""
+    """The short name of what its answers depend on; "" if it has none."""
+    certificate: CertificateReport | None = None
+    """Only of one whose answers are checked."""
     demand: OnDemandReport | None = None
     """Only of one that is loaded on demand; in JSON, its fields are among the model's."""
 
@@ -127,6 +168,11 @@ class ModelReport(PartReport):
         if self.state.takes_requests:
             return self.failing
         return f"{self.state.value}: {self.why}"
+
+    @property
+    def fault(self) -> FaultReport | None:
+        """Why its answers are taken for wrong, if they are."""
+        return self.certificate.fault if self.certificate else None
 
 
 @dataclass(frozen=True)
@@ -190,7 +236,23 @@ def best_of(reports: Sequence[ModelReport]) -> ModelReport:
     One that fails its canaries is worse than another in the same state.
     """
     best = min(reports, key=lambda one: (_BEST_FIRST.index(one.state), bool(one.failing)))
-    return replace(best, restarts=sum(report.restarts for report in reports))
+    certificates = [report.certificate for report in reports if report.certificate]
+    return replace(
+        best,
+        restarts=sum(report.restarts for report in reports),
+        certificate=_all_of(certificates) if certificates else None,
+    )
+
+
+def _all_of(certificates: Sequence[CertificateReport]) -> CertificateReport:
+    return CertificateReport(
+        known=min(each.known for each in certificates),
+        checks=sum(each.checks for each in certificates),
+        faults=sum(each.faults for each in certificates),
+        fault=certificates[0].fault if all(each.fault for each in certificates) else None,
+        faulty=sum(each.faulty for each in certificates),
+        problem=next((each.problem for each in certificates if each.problem), ""),
+    )
 
 
 # JSON
@@ -207,6 +269,8 @@ def _written(report: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, State):
         return value.value
+    if isinstance(value, Mapping):
+        return _written(value)
     if isinstance(value, tuple):
         return [_written(each) if isinstance(each, Mapping) else each for each in value]
     return value
@@ -217,6 +281,8 @@ def _read(kind: type[_Read], content: Mapping[str, Any]) -> _Read:
     values = {each.name: content[each.name] for each in fields(known) if each.name in content}
     if "state" in values:
         values["state"] = State(values["state"])
+    for name in _INNER.keys() & values.keys():
+        values[name] = _read(_INNER[name], values[name])
     for name in _NESTED.keys() & values.keys():
         values[name] = tuple(_read(_NESTED[name], each) for each in values[name])
     if kind is ModelReport and "loaded" in content:
@@ -226,6 +292,7 @@ def _read(kind: type[_Read], content: Mapping[str, Any]) -> _Read:
     return kind(**values)
 
 
+_INNER: Mapping[str, type[Any]] = {"certificate": CertificateReport, "fault": FaultReport}
 _NESTED: Mapping[str, type[Any]] = {
     "models": ModelReport, "frontends": FrontendReport, "replicas": ReplicaReport,
 }  # fmt: skip

@@ -141,6 +141,14 @@ class ServeOptions:
         setting=True,
         place="collector",
     )
+    certify: bool = _option(
+        "flag", "Ask models again and again, while they are idle, what they answered at first.",
+        False, setting=True,
+    )  # fmt: skip
+    on_fault: str = _option(
+        "text", "With --certify: run this command, or post to this URL, if answers are wrong.", "",
+        unit="COMMAND|URL", opens=True, setting=True,
+    )  # fmt: skip
     triton_flags: tuple[str, ...] = _option(
         "texts", "Option of Triton itself, such as log-verbose=1 (repeatable).", (),
         flags=("--triton-flag",), unit="NAME=VALUE", table="",

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
+from llmserve.contract.names import KNOWN_ANSWERS, MANIFEST, SCHEMA, public_runtime
 from llmserve.contract.tasks import GENERATE
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name
@@ -106,11 +106,12 @@ class Manifest:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, except the manifest."""
+    """Return the SHA-256 of every file below a folder, except those that are about it."""
+    about = {folder / MANIFEST, folder / KNOWN_ANSWERS}
     return {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / MANIFEST and _BYTECODE_FOLDER not in path.parts
+        if path.is_file() and path not in about and _BYTECODE_FOLDER not in path.parts
     }
 
 

@@ -69,6 +69,10 @@ class ServerSettings:
     """Whether a ``renewable`` server starts without any model, to load some later."""
     on_demand: bool = ServeOptions.on_demand
     """Whether a ``renewable`` server loads models when they are needed, so it may have none."""
+    certify: bool = ServeOptions.certify
+    """Whether who keeps it asks its models their known answers again and again."""
+    on_fault: str = ServeOptions.on_fault
+    """The command or address that is told of answers that are wrong."""
 
     def names(self) -> list[str]:
         """Return the models to load."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError, reason
-from llmserve.server.keep import actions
+from llmserve.repository.repository import Repository
+from llmserve.server.keep import actions, known_answers
 from llmserve.server.keep.actions import Action
 from llmserve.server.keep.desired import Hold
 from llmserve.server.keep.observe import FrontendHandle, RunningTriton
-from llmserve.server.keep.picture import StartPicture
+from llmserve.server.keep.picture import Checked, StartPicture
+from llmserve.server.run.fault_hook import tell_fault
 from llmserve.server.run.frontend import start_again
 from llmserve.server.run.readiness import ModelsFailedError
 from llmserve.server.settings import ServerSettings
@@ -35,6 +38,7 @@ class Actor:
         self._notify = notify
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
     def act(self, actions_: Iterable[Action]) -> None:
@@ -70,7 +74,9 @@ class Actor:
         | actions.Load
         | actions.Drop
         | actions.Kill
-        | actions.StopTrying,
+        | actions.StopTrying
+        | actions.CheckAnswer
+        | actions.ReportFault,
         running: RunningTriton,
     ) -> None:
         match action:
@@ -87,6 +93,11 @@ class Actor:
             case actions.StopTrying(model=name, loaded_before=before):
                 running.withdrawn.add(name)
                 self._begin(self._stop_trying(running, name, loaded_before=before))
+            case actions.CheckAnswer():
+                self._check_answer(running, action)
+            case actions.ReportFault():
+                if running.settings.on_fault:
+                    self._begin(self._report_fault(running, action))
             case actions.Start(number, names):
                 running.is_busy = True
                 self._begin(self._start(running, number, names))
@@ -97,12 +108,15 @@ class Actor:
     async def settle(self) -> None:
         """Wait for what is under way; a start is cut short."""
         self._is_stopping = True
+        for check in self._checks:
+            check.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end)
+        return task
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -126,6 +140,58 @@ class Actor:
                 # One of the system: Triton is told by files, for which there may be no place.
                 running.not_asked[name] = _why(error)
                 return
+
+    def _check_answer(self, running: RunningTriton, asked: actions.CheckAnswer) -> None:
+        running.being_checked.add(asked.model)
+        task = self._begin(self._ask_again(running, asked.model, asked.number))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _ask_again(self, running: RunningTriton, name: str, number: int) -> None:
+        """Ask a model one of its known answers again; that is seen in a later picture."""
+        from llmserve.client import connect_async
+
+        began, load_number = time.monotonic(), running.load_number(name)
+        known, fault, problem = 0, None, ""
+        try:
+            async with connect_async(running.server.grpc_url) as client:
+                answers = await self._known_answers(client, running, name, load_number)
+                known = len(answers.answers)
+                # That they were made, once, is no part of how long a check takes.
+                began = time.monotonic()
+                fault = await known_answers.check(client, name, answers, number)
+        except Exception as error:  # whatever it is, it says nothing of the answers
+            problem = _why(error)
+        finally:
+            running.being_checked.discard(name)
+            took = time.monotonic() - began
+            running.checked.append(Checked(name, load_number, took, known, fault, problem))
+
+    async def _known_answers(
+        self, client: Any, running: RunningTriton, name: str, load_number: int
+    ) -> known_answers.KnownAnswers:
+        number, found = running.known.get(name, (-1, None))
+        if found is None or number != load_number:
+            model = Repository.open(running.settings.repository).model(name)
+            found, not_kept = await known_answers.find(client, name, model)
+            running.known[name] = load_number, found
+            if not_kept:
+                self._notify(f"note: what {name} answers is only known until it ends: {not_kept}")
+        return found
+
+    async def _report_fault(self, running: RunningTriton, found: actions.ReportFault) -> None:
+        number = self._tritons.index(running)
+        content = {
+            "model": found.model,
+            "replica": number + 1,
+            "url": running.server.grpc_url,
+            "fingerprint": running.files(found.model).fingerprint,
+            "fault": None if found.fault is None else asdict(found.fault),
+        }
+        try:
+            await asyncio.to_thread(tell_fault, running.settings.on_fault, content)
+        except (OSError, ServerError) as error:
+            self._notify(f"note: --on-fault was not told of {found.model}: {_why(error)}")
 
     async def _stop_trying(self, running: RunningTriton, name: str, *, loaded_before: bool) -> None:
         """See workarounds.TRIED_AGAIN."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmserve.contract.report import FaultReport
 from llmserve.errors import LLMServeError
 from llmserve.server.keep.desired import Hold, Order
 
@@ -63,6 +64,24 @@ class StopTrying:
 
 
 @dataclass(frozen=True)
+class CheckAnswer:
+    """Ask a model one of its known answers again; have them made if there are none."""
+
+    triton: int
+    model: str
+    number: int
+
+
+@dataclass(frozen=True)
+class ReportFault:
+    """Tell who is to know (``--on-fault``) that answers are wrong, or right again: no ``fault``."""
+
+    triton: int
+    model: str
+    fault: FaultReport | None
+
+
+@dataclass(frozen=True)
 class StartFrontend:
     frontend: int
 
@@ -107,6 +126,6 @@ class Fulfil:
 
 
 Action = (
-    Start | Stop | Load | Drop | Kill | StopTrying | StartFrontend | Tell | Grant | Inform | Refuse
-    | Fulfil
+    Start | Stop | Load | Drop | Kill | StopTrying | CheckAnswer | ReportFault | StartFrontend
+    | Tell | Grant | Inform | Refuse | Fulfil
 )  # fmt: skip

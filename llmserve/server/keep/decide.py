@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from llmserve.contract.report import State
 from llmserve.server.keep import deaths, load_and_unload, orders
 from llmserve.server.keep.actions import Action, StartFrontend, Tell
+from llmserve.server.keep.answer_checks import check_answers
 from llmserve.server.keep.demand import Demand, LoadEverywhere, UnloadEverywhere
 from llmserve.server.keep.desired import Desired
 from llmserve.server.keep.memory import FrontendMemory, Memory, TritonMemory
@@ -33,6 +34,8 @@ def decide(desired: Desired, picture: Picture, memory: Memory) -> list[Action]:
     actions += decide_wishes(desired, picture, memory)
     for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
         actions += deaths.revive(triton, seen, picture.now)
+    for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
+        actions += check_answers(triton, seen, picture.now)
     return [*actions, *_lines(memory)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llmserve.contract.report import ModelReport, State
 from llmserve.server.keep.actions import Action, Tell
+from llmserve.server.keep.certificate import Certificate
 from llmserve.server.keep.demand import Demand
 from llmserve.server.keep.desired import Order
 from llmserve.server.keep.states import DIED, Watch
@@ -41,6 +42,8 @@ class ModelMemory(Watch):
     note: str = ""
     refused: str = ""
     """Why it was not loaded when that was last asked for."""
+    certificate: Certificate = field(default_factory=Certificate)
+    """What is remembered of its answers, if they are checked."""
 
     def forget_load(self) -> None:
         """Forget what was seen of an earlier load."""
@@ -128,6 +131,8 @@ class TritonMemory:
     on_demand: bool = False
     ready_timeout: float = 900.0
     """Seconds for the load of a model, and for one that an unload has to wait for."""
+    certifies: bool = False
+    """Whether the answers of its models are checked."""
     is_said: bool = False
     """Whether its number is said, since there are several."""
     lines: list[str] = field(default_factory=list)

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError, reason
-from llmserve.repository.repository import Repository
+from llmserve.repository.repository import Model, Repository
 from llmserve.server.keep.health import INTERVAL, SLOW, SLOW_FRONTEND, Monitor
+from llmserve.server.keep.known_answers import KnownAnswers
 from llmserve.server.keep.memory import FrontendMemory, TritonMemory
 from llmserve.server.keep.picture import (
     Canary,
+    Checked,
     FrontendPicture,
     Heard,
     ModelPicture,
@@ -62,11 +64,18 @@ class RunningTriton:
     """Why it could not be asked to load a model."""
     withdrawn: set[str] = field(default_factory=set)
     """The models that it is kept from trying again and again."""
+    known: dict[str, tuple[int, KnownAnswers]] = field(default_factory=dict)
+    """The known answers of each model, and of which of its loads they are."""
+    being_checked: set[str] = field(default_factory=set)
+    """The models that are asked one of their known answers at the moment."""
+    checked: list[Checked] = field(default_factory=list)
+    """What came of such questions that nobody has seen yet."""
 
     def __post_init__(self) -> None:
         self.log = ServerLog(self.server.log_file)
         self._earlier_loads: Counter[str] = Counter()
         self._starts = 0
+        self._files: dict[str, tuple[int, Model]] = {}
 
     def take_over(self, server: Server) -> None:
         """Go on with a server that was started in place of this one."""
@@ -79,6 +88,13 @@ class RunningTriton:
     def load_number(self, name: str) -> int:
         """Return which of its loads a model has: another number after each, and after a start."""
         return self._starts + self._earlier_loads[name] + self.log.loads[name]
+
+    def files(self, name: str) -> Model:
+        """Return the files of a model, which are read once for each of its loads."""
+        number = self.load_number(name)
+        if name not in self._files or self._files[name][0] != number:
+            self._files[name] = number, Repository.open(self.settings.repository).model(name)
+        return self._files[name][1]
 
     @property
     def is_seen(self) -> bool:
@@ -152,6 +168,7 @@ class TritonObserver:
         canaries, self._heard[:] = tuple(self._heard), []
         if running.is_busy:
             return TritonPicture(is_busy=True, start=start)
+        checked, running.checked[:] = tuple(running.checked), []
         ended = running.server.wait(0) is not None
         running.log.read()
         loading = running.log.progress(0).loading
@@ -174,9 +191,16 @@ class TritonObserver:
             is_stuck=bool(running.log.stuck),
             start=start,
             canaries=canaries,
+            checked=checked,
+            seconds=self._own_seconds(),
             last_words=running.log.last_words(time.monotonic() - _LAST_WORDS),
             resources=resources() if is_dying else "",
         )  # fmt: skip
+
+    def _own_seconds(self) -> float:
+        """Return the processor time of Triton itself, if answers are checked."""
+        running = self._running
+        return Activity.of([running.server.pid]).seconds if running.settings.certify else 0.0
 
     def _look_at_processes(
         self, loading: Collection[str], now: float
@@ -222,13 +246,15 @@ class TritonObserver:
             died=died,
             is_stopped=is_stopped,
             given_up=given_up,
-            seconds=stubs.seconds(name) if is_of_interest else 0.0,
+            seconds=stubs.seconds(name) if is_of_interest or running.settings.certify else 0.0,
             answers=self._answers.get(name, 0) if self._in_triton.get(name) else 0,
             takes_requests=takes_requests if is_of_interest else None,
             asked_at=asked_at,
-            is_asked_for_token=self._monitor.is_asking_for(name),
+            is_asked_for_token=self._monitor.is_asking_for(name) or name in running.being_checked,
             is_being_withdrawn=name in running.withdrawn,
-            runs_in_triton=self._in_triton.get(name, False),
+            runs_in_triton=running.files(name).runs_in_triton
+            if running.settings.certify
+            else self._in_triton.get(name, False),
         )
 
     # What Triton is asked

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llmserve.contract.report import FaultReport
 from llmserve.server.run.ends import End
 
 
@@ -37,9 +38,10 @@ class ModelPicture:
     """Whether a signal has stopped one of them for a while."""
     given_up: frozenset[int] = frozenset()
     """Those that load, that Triton has given up, and for whose end it waits (GIVEN_UP)."""
-    # Only while it is loaded or unloaded.
+    # Only while it is loaded or unloaded, or if its answers are checked.
     seconds: float = 0.0
     """The time of processors that they have used."""
+    # Only while it is loaded or unloaded.
     answers: int = 0
     """How many requests it has answered, of one that has no process of its own to be seen."""
     takes_requests: bool | None = None
@@ -76,6 +78,22 @@ class Canary:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What came of a check of a model's answers."""
+
+    model: str
+    load_number: int
+    """Which load of the model was asked."""
+    took: float
+    """The seconds for which it was asked."""
+    known: int
+    """How many known answers there are."""
+    fault: FaultReport | None = None
+    problem: str = ""
+    """Why it could not be checked."""
+
+
+@dataclass(frozen=True)
 class StartPicture:
     """What came of a start: ``problem`` is why there is none.
 
@@ -104,6 +122,10 @@ class TritonPicture:
     """What came of a start, since the last picture."""
     canaries: tuple[Canary, ...] = ()
     """What was heard since the last picture."""
+    checked: tuple[Checked, ...] = ()
+    """What came of checks of answers since the last picture."""
+    seconds: float = 0.0
+    """The time of processors that Triton itself has used, if answers are checked."""
     last_words: str = ""
     """The line of the log that may explain what has just ended."""
     resources: str = ""

@@ -301,6 +301,8 @@ class Reconciler:
                 model.report(),
                 loads=running.load_number(model.name),
                 failing=observer.failing(model.name),
+                fingerprint=running.files(model.name).fingerprint,
+                certificate=model.certificate.report() if memory.certifies else None,
             )
             for model in memory.models.values()
         )
@@ -314,8 +316,9 @@ def _remember(number: int, running: RunningTriton, now: float) -> TritonMemory:
     """Return what there is to remember of a Triton that has just been started."""
     settings, server = running.settings, running.server
     memory = TritonMemory(
-        number, settings.repository, server.renewable, settings.on_demand, settings.ready_timeout
-    )
+        number, settings.repository, server.renewable, settings.on_demand, settings.ready_timeout,
+        settings.certify,
+    )  # fmt: skip
     memory.triton.since = now
     repository = Repository.open(settings.repository)
     for name, state in server.models().items():

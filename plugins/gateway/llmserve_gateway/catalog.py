@@ -368,9 +368,10 @@ class Catalog:
         try:
             if isinstance(self._supervisor, Path):
                 status = {"do": "status"}
-                return (
-                    await asyncio.to_thread(ask, self._supervisor, status, _QUICK_SECONDS)
-                ).models
+                said = await asyncio.to_thread(ask, self._supervisor, status, _QUICK_SECONDS)
+                if said.replicas:
+                    self._client().distrust({each.url: _faulty(each) for each in said.replicas})
+                return said.models
             return self._supervisor().models
         except ServerError:
             return ()
@@ -378,17 +379,16 @@ class Catalog:
     async def _report(self, name: str) -> ModelReport | None:
         return next((model for model in await self.supervised() if model.name == name), None)
 
-    async def _down(self) -> dict[str, str]:
-        """Return the models that `serve` knows not to serve at the moment, and why."""
-        return {model.name: why for model in await self.supervised() if (why := model.why_not)}
-
     async def state(self) -> dict[str, Any]:
         """Return whether any model is ready, and the state of each."""
         try:
             offered = await asyncio.wait_for(self.offered(), 2)
         except (LLMServeError, asyncio.TimeoutError) as error:
             return {"ready": False, "why": str(error) or "no answer in 2 s", "models": {}}
-        down = await self._down()
+        supervised = await self.supervised()
+        # What `serve` knows not to serve at the moment, and whose answers are wrong, and why.
+        down = {model.name: why for model in supervised if (why := model.why_not)}
+        faults = {model.name: model.fault.in_words() for model in supervised if model.fault}
         models: dict[str, dict[str, Any]] = {}
         for report in await self.loadable():
             # What is to be loaded answers as well, a little later.
@@ -404,6 +404,8 @@ class Catalog:
             models[info.name] = {"ready": model.alive and not reasons}
             if not models[info.name]["ready"]:
                 models[info.name]["why"] = reasons[0] if reasons else model.why
+            elif fault := faults.get(info.name):
+                models[info.name]["fault"] = fault
         for name in self._named:
             why = "the model is not loaded, or has no text input and output"
             models.setdefault(name, {"ready": False, "why": why})
@@ -419,6 +421,10 @@ class Catalog:
 def _process(report: ModelReport | None) -> object:
     """Return which process answers, by the report of `serve`; if there is none, always another."""
     return object() if report is None else (report.restarts, report.loads)
+
+
+def _faulty(replica: ReplicaReport) -> frozenset[str]:
+    return frozenset(model.name for model in replica.models if model.fault)
 
 
 def _is_kept(report: ModelReport | None) -> bool:

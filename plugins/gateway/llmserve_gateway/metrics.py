@@ -68,6 +68,13 @@ class Metrics:
         self.model_ready = gauge("llmserve_model_ready", "1 if a model answers")
         restarts = "How often `serve` has reloaded a model"
         self.model_restarts = gauge("llmserve_model_restarts", restarts)
+        asked = "How many known answers a model was asked again"
+        self._certify_checks = gauge("llmserve_certify_checks", asked)
+        found = "How often the answers of a model were found to be wrong"
+        self._certify_faults = gauge("llmserve_certify_faults", found)
+        self._certify_fault = gauge(
+            "llmserve_certify_fault", "In how many replicas the answers of a model are wrong"
+        )
         self._load_waits = Histogram(
             "llmserve_model_wait_seconds", "How long requests wait until their model is loaded",
             _MODEL, buckets=_LOAD_SECONDS, registry=registry,
@@ -164,6 +171,10 @@ class Metrics:
             # One that is unloaded answers as well, a little later.
             self.model_ready.labels(model.name).set(model.state.takes_requests)
             self.model_restarts.labels(model.name).set(model.restarts)
+            if (certificate := model.certificate) is not None:
+                self._certify_checks.labels(model.name).set(certificate.checks)
+                self._certify_faults.labels(model.name).set(certificate.faults)
+                self._certify_fault.labels(model.name).set(certificate.faulty)
 
     def update_caches(self, usage: Mapping[str, float]) -> None:
         """Replace the cache usage; models that report none have no sample."""

@@ -48,6 +48,8 @@ class Replica:
     client: AsyncClient
     running: int = 0
     excluded: set[str] = field(default_factory=set)
+    distrusted: frozenset[str] = frozenset()
+    """The models whose answers are wrong here, says `serve`."""
 
     @property
     def url(self) -> str:
@@ -153,6 +155,11 @@ class Replicas:
 
     # Choice of a replica
 
+    def distrust(self, faults: Mapping[str, frozenset[str]]) -> None:
+        """Send requests elsewhere, if there is elsewhere: models by the replicas' addresses."""
+        for replica in self.all:
+            replica.distrusted = faults.get(replica.url, frozenset())
+
     def is_available(self, model: str) -> bool:
         """Return whether any replica serves a model, as far as is known."""
         return any(replica.serves(model) for replica in self.all)
@@ -161,6 +168,8 @@ class Replicas:
         """Return the replica to try next, and remember the blocks that it will have read."""
         untried = [replica for replica in self.all if replica not in request.tried]
         candidates = [replica for replica in untried if replica.serves(request.model)] or untried
+        trusted = [each for each in candidates if request.model not in each.distrusted]
+        candidates = trusted or candidates
         least = min(replica.running for replica in candidates)
         limit = least + (max(_SLACK, least * _SLACK_SHARE) if request.blocks else 1)
         candidates = [replica for replica in candidates if replica.running < limit]

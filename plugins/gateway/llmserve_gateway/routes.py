@@ -248,6 +248,13 @@ class Routes:
         state: Mapping[str, Any] = await self._catalog.state()
         if self._gateway.admission.draining:
             state = {**state, "ready": False, "why": "shutting down"}
+        if "certified" in request.query_params:
+            models = {
+                name: {**model, "ready": model["ready"] and "fault" not in model}
+                for name, model in state["models"].items()
+            }
+            is_any = any(model["ready"] for model in models.values())
+            state = {**state, "ready": state["ready"] and is_any, "models": models}
         if "all" in request.query_params:
             all_ready = all(model["ready"] for model in state["models"].values())
             state = {**state, "ready": state["ready"] and all_ready}

@@ -62,6 +62,18 @@ def test_a_prompt_returns_to_the_replica_that_has_read_it(count: int, prompt: st
     assert others.choose(make_request(prompt)).url == first.url, "all gateways choose the same"
 
 
+def test_a_replica_whose_answers_are_wrong_is_asked_if_there_is_no_other() -> None:
+    group = make_replicas(2)
+    one, other = group.all
+    group.distrust({one.url: frozenset({"m"}), other.url: frozenset({"another"})})
+    other.running = 9
+    assert all(group.choose(make_request(str(number))) is other for number in range(9))
+    group.distrust({one.url: frozenset({"m"}), other.url: frozenset({"m"})})
+    assert group.choose(make_request()) is one
+    group.distrust({other.url: frozenset({"m"})})
+    assert group.choose(make_request()) is one
+
+
 def test_a_conversation_stays_even_if_all_have_read_its_system_prompt() -> None:
     group = make_replicas(4)
     for replica in group.all:

@@ -130,6 +130,29 @@ def test_a_model_that_fails_the_canaries_of_serve_is_not_ready(tmp_path: Path) -
     assert state["models"] == {"m": {"ready": False, "why": "the model failed"}}
 
 
+def test_a_model_whose_answers_are_wrong_is_ready_and_says_so(tmp_path: Path) -> None:
+    fault = {"check": "answer", "why": "token 3 is another", "prompt": "Once upon a time"}
+    certificate = {"known": 5, "checks": 7, "faults": 1, "faulty": 1, "fault": fault}
+    model = {"name": "m", "state": "ready", "certificate": certificate}
+    report = ServerReport.from_json({"state": "ready", "models": [model]})
+
+    async def answer(_: Mapping[str, Any]) -> ServerReport:
+        return report
+
+    async def go() -> Any:
+        catalog = Catalog(lambda: cast(Any, Triton()), supervisor=tmp_path / "sock")
+        async with listening(tmp_path / "sock", answer):
+            return await catalog.state()
+
+    state = asyncio.run(go())
+    words = "answer of 'Once upon a time': token 3 is another"
+    assert state == {"ready": True, "models": {"m": {"ready": True, "fault": words}}}
+    metrics = Metrics()
+    metrics.update([], report.models, {})
+    assert b'llmserve_certify_fault{model_name="m"} 1.0' in metrics.text()
+    assert b'llmserve_certify_checks{model_name="m"} 7.0' in metrics.text()
+
+
 def test_without_serve_the_gateway_asks_every_idle_model() -> None:
     triton = Triton()
 

@@ -218,6 +218,7 @@ def test_serve_reads_the_file_and_options_of_the_command_line_come_first() -> No
         ("[serve]\nopen_triton = true", "serve.open_triton opens the server"),
         ("[gateway]\nkeys = '../keys.txt'", "gateway.keys is outside of the folder"),
         ("[gateway]\nno_auth = true", "gateway.no_auth opens the server"),
+        ('[serve]\non_fault = "rm -rf ."', "serve.on_fault may run a command"),
     ],
 )
 def test_a_file_that_nobody_named_opens_nothing_and_stays_in_its_folder(

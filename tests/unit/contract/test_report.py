@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from llmserve.contract.failures import FAILURES
 from llmserve.contract.report import (
+    CertificateReport,
+    FaultReport,
     FrontendReport,
     ModelReport,
     OnDemandReport,
@@ -24,7 +26,14 @@ from llmserve.contract.report import (
 _words = st.text(max_size=4)
 _models = st.builds(
     ModelReport, _words, st.sampled_from(State), _words, st.integers(0, 9), _words,
-    loads=st.none() | st.integers(0, 9), failing=_words, note=_words,
+    loads=st.none() | st.integers(0, 9), failing=_words, note=_words, fingerprint=_words,
+    certificate=st.none() | st.builds(
+        CertificateReport, st.integers(0), st.integers(0), st.integers(0),
+        st.none() | st.builds(
+            FaultReport, _words, _words, _words, st.none() | st.floats(0, 9), st.floats(0, 9)
+        ),
+        st.integers(0, 2), _words,
+    ),
     demand=st.none() | st.builds(
         OnDemandReport, st.booleans(), st.integers(0), st.booleans(), st.booleans(), _words,
         adapters=st.lists(_words, max_size=2).map(tuple),
@@ -51,7 +60,7 @@ def test_the_keys_are_those_that_scripts_read() -> None:
             "frontends", "stopping"} <= content.keys()  # fmt: skip
     assert content["models"] == [{
         "name": "m", "state": "ready", "why": "", "restarts": 0, "code": "", "loads": 2,
-        "failing": "", "note": "", "loaded": True, "size": 7, "pinned": False,
+        "failing": "", "note": "", "fingerprint": "", "loaded": True, "size": 7, "pinned": False,
         "waited_for": False, "task": "generate", "adapters": ["sql"],
     }]  # fmt: skip
 
@@ -82,6 +91,17 @@ def test_of_several_replicas_the_best_counts() -> None:
     )
     assert (report.state, report.url, report.restarts) == (State.READY, "a", 1)
     assert len(report.replicas) == 2
+
+
+def test_answers_are_wrong_if_those_of_all_replicas_are() -> None:
+    fault = FaultReport("answer", "token 3 is another", "Once upon a time", 4.5, 0.5)
+    well = ModelReport("m", State.READY, certificate=CertificateReport(5, checks=7))
+    wrong = ModelReport("m", State.READY, certificate=CertificateReport(5, 2, 1, fault, 1))
+    one = best_of([wrong, well])
+    assert one.certificate == CertificateReport(5, checks=9, faults=1, faulty=1)
+    assert one.fault is None
+    assert best_of([wrong, wrong]).fault == fault
+    assert wrong.why_not == "", "it still answers"
 
 
 def test_a_model_that_has_died_names_the_failure_of_who_asks_it() -> None:

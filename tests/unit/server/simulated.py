@@ -16,6 +16,7 @@ from llmserve.server.keep.desired import Desired, Hold, OnDemand, Order
 from llmserve.server.keep.memory import Memory, TritonMemory
 from llmserve.server.keep.picture import (
     Canary,
+    Checked,
     Heard,
     ModelPicture,
     Picture,
@@ -65,6 +66,8 @@ class Triton:
         self.starting: tuple[str, ...] = ()
         self.start: StartPicture | None = None
         self.heard: list[Canary] = []
+        self.checked: list[tuple[float, Checked]] = []
+        """When answers to checks come, and what comes."""
         self.started_with: list[tuple[str, ...]] = []
 
     def of(self, name: str) -> Model:
@@ -155,10 +158,12 @@ class Triton:
         if self.starts_at is not None:
             return TritonPicture(is_busy=True)
         heard, self.heard = tuple(self.heard), []
+        checked = tuple(each for at, each in self.checked if at <= now)
+        self.checked = [(at, each) for at, each in self.checked if at > now]
         models = {name: self._picture_of(name, now) for name in {*self.models, *self.world.offered}}
         return TritonPicture(
             models, self.ended, self.is_stopped, self.is_stuck, start=start, canaries=heard,
-            resources="idle",
+            checked=checked, resources="idle",
         )  # fmt: skip
 
     def _picture_of(self, name: str, now: float) -> ModelPicture:
@@ -205,6 +210,9 @@ class World:
         """Whether Triton reports the end of a process that was loading a model."""
         self.graphs: set[str] = set()
         self.not_asked = ""
+        self.check: Callable[[actions.CheckAnswer], Checked] | None = None
+        """How a model answers when it is asked a known answer again."""
+        self.reported: list[actions.ReportFault] = []
         self.sizes: dict[str, float] = {}
         self.lines: list[str] = []
         self.done: list[Action] = []
@@ -357,6 +365,12 @@ class World:
                 triton.end_processes(name, processes, is_death=is_death)
             case actions.StopTrying(model=name):
                 triton.of(name).withdrawn_at = self.now + 3.0
+            case actions.CheckAnswer():
+                assert self.check is not None
+                found = self.check(action)
+                triton.checked.append((self.now + found.took, found))
+            case actions.ReportFault():
+                self.reported.append(action)
 
 
 _LOOP = asyncio.new_event_loop()

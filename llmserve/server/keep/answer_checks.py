@@ -1,0 +1,45 @@
+"""Which models are asked their known answers again, and what is told of what they say."""
+
+from __future__ import annotations
+
+from llmserve.contract.report import State
+from llmserve.server.keep.actions import Action, CheckAnswer, ReportFault
+from llmserve.server.keep.memory import ModelMemory, TritonMemory
+from llmserve.server.keep.picture import TritonPicture
+
+
+def check_answers(triton: TritonMemory, seen: TritonPicture, now: float) -> list[Action]:
+    """Hear what models have answered, and ask one of them, if it has nothing to do."""
+    if not triton.certifies or seen.is_busy:
+        return []
+    actions: list[Action] = []
+    for checked in seen.checked:
+        model = triton.models.get(checked.model)
+        if model is not None and model.certificate.hear(checked, now):
+            actions.append(_report(triton, model))
+    parts = {part for model in triton.models.values() for part in model.parts}
+    asked: list[Action] = []
+    for model in triton.models.values():
+        if model.name in parts or model.state is not State.READY or triton.is_changing(model.name):
+            continue
+        certificate = model.certificate
+        certificate.look(now, _seconds(triton, model, seen), seen.of(model.name).load_number)
+        # One after the other, so that they do not keep one another from being idle.
+        is_free = not any(each.certificate.asked_at is not None for each in triton.models.values())
+        if is_free and certificate.is_due(now):
+            asked.append(CheckAnswer(triton.number, model.name, certificate.asked(now)))
+    return [*actions, *asked]
+
+
+def _seconds(triton: TritonMemory, model: ModelMemory, seen: TritonPicture) -> float:
+    """Return the time of processors of a model, with Triton's if that runs a part of it."""
+    each = [seen.of(name) for name in triton.with_parts(model.name)]
+    in_triton = any(one.runs_in_triton and not one.processes for one in each)
+    return sum(one.seconds for one in each) + (seen.seconds if in_triton else 0.0)
+
+
+def _report(triton: TritonMemory, model: ModelMemory) -> ReportFault:
+    fault = model.certificate.fault
+    said = f"its answers are wrong ({fault.in_words()})" if fault else "its answers are right again"
+    triton.lines.append(f"{model.name}: {said}")
+    return ReportFault(triton.number, model.name, fault)

@@ -1,0 +1,262 @@
+"""A `serve --certify` whose model is damaged while it runs, and one that is only asked a lot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmserve
+from llmserve.server import ask, find_servers
+from llmserve.testing.command import run
+from tests.live.servers import Serving, eventually, fetch, figure
+
+pytestmark = pytest.mark.long
+
+# What happens in the process of the model, from the moment on that a file says so.
+FAULTY = """
+import os
+from pathlib import Path
+
+import torch
+from llmserve.runtime.model import TritonPythonModel as TritonPythonModel
+from llmserve_iterative.runner import FlatRunner
+
+FAULTS = [Path(__file__).resolve().with_name(name) for name in ("fault", f"fault-{os.getpid()}")]
+healthy, last, damaged, stuck = FlatRunner.run, [None, None], [], []
+
+
+@torch.inference_mode()
+def run(self, chunks):
+    fault = "".join(each.read_text() for each in FAULTS if each.exists())
+    if fault == "weights" and not damaged:
+        damaged.append(True)
+        layers = [each for each in self._model.modules() if isinstance(each, torch.nn.Linear)]
+        # The seven products of a layer.
+        for weights in [each.weight for each in layers[7:14]]:
+            weights.copy_(torch.randn_like(weights) * weights.std())
+    rows = healthy(self, chunks)
+    if fault == "page":
+        # The page of one sequence keeps what it has, whoever it is given to.
+        stores = [each for pair in self._store._layers.values() for each in pair]
+        if not stuck:
+            first = chunks[0].pages[0] * self.page_size
+            page = slice(first, first + self.page_size)
+            stuck.append((page, [each[page].clone() for each in stores]))
+        page, contents = stuck[0]
+        for each, content in zip(stores, contents):
+            each[page] = content
+    last[:] = last[1], rows
+    is_stale = fault == "again" and last[0] is not None and last[0]._rows.shape == rows._rows.shape
+    return last[0] if is_stale else rows
+
+
+FlatRunner.run = run
+"""
+
+
+def built(folder: Path, plugin: str, **options: Any) -> Path:
+    llmserve.build(plugin, "demo", output=folder, **options)
+    return folder
+
+
+class Guarded(Serving):
+    """A `serve --certify` whose faults are told to a command, which appends them to a file."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self.folder, self.told = folder, folder.parent / "told"
+        tell = f'{sys.executable} -c \'open("{self.told}", "a").write(input() + "\\n")\''
+        log = str(folder.parent / "triton.log")
+        super().__init__(str(folder), "--certify", "--on-fault", tell, "--log", log, *args)
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """What the first model's report says of its answers."""
+        (server,) = find_servers(repository=self.folder)
+        model: dict[str, Any] = ask(server.socket, {"do": "status"}).to_json()["models"][0]
+        return {"fingerprint": model["fingerprint"], **model["certificate"]}
+
+    @property
+    def faults(self) -> list[dict[str, Any]]:
+        text = self.told.read_text() if self.told.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def ready(self, path: str = "readyz") -> tuple[int, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(f"http://{self.frontend[0]}/{path}") as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://{self.frontend[0]}/metrics") as response:
+            lines = response.read().decode().splitlines()
+        (line,) = [line for line in lines if line.startswith(f'{name}{{model_name="demo"}}')]
+        return float(line.split()[-1])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = built(tmp_path_factory.mktemp("served") / "repository", "iterative")
+    (folder / "demo" / "1" / "model.py").write_text(FAULTY)
+    running = Guarded(folder)
+    yield running
+    running.close()
+
+
+def well(guarded: Guarded, more: int = 2) -> None:
+    """Wait until answers were found right some more times."""
+    before = guarded.answers["checks"]
+    eventually(lambda: guarded.answers["checks"] >= before + more, 240)
+    assert guarded.answers.get("fault") is None, guarded.output
+
+
+def found(guarded: Guarded, before: int, began: float) -> dict[str, Any]:
+    """Wait for a fault, and return it."""
+    eventually(lambda: len(guarded.faults) > before, 240)
+    content = guarded.faults[before]
+    assert content["model"] == "demo"
+    assert content["fault"] is not None
+    figure(f"until {content['fault']['check']} was found to be wrong", time.monotonic() - began)
+    return content
+
+
+def recovered(guarded: Guarded, before: int) -> None:
+    eventually(lambda: len(guarded.faults) > before + 1, 240)
+    assert guarded.faults[before + 1]["fault"] is None
+    assert guarded.answers.get("fault") is None
+
+
+@pytest.mark.parametrize("fault", ["weights", "page", "again"])
+def test_a_fault_of_the_engine_is_found(guarded: Guarded, fault: str) -> None:
+    well(guarded)
+    before, began = len(guarded.faults), time.monotonic()
+    assert before % 2 == 0, guarded.faults
+    switch = guarded.folder / "demo" / "1" / "fault"
+    switch.write_text(fault)
+    content = found(guarded, before, began)
+    assert content["fault"]["check"] in ("answer", "log-probabilities")
+    assert content["fault"]["off_by"] > content["fault"]["explained"]
+    assert content["fingerprint"] == guarded.answers["fingerprint"]
+    # The only one that could answer goes on, and says what is wrong.
+    status, said = guarded.ready()
+    assert status == 200
+    assert "rounding explains" in said["models"]["demo"]["fault"]
+    assert guarded.ready("readyz?certified")[0] == 503
+    assert guarded.metric("llmserve_certify_fault") == 1
+    assert "its answers are wrong" in run("status", "--repository", str(guarded.folder)).stdout
+    guarded.wait_for("demo: its answers are wrong", after=began)
+    switch.unlink()
+    if fault == "weights":
+        # They stay as they are in memory, until they are loaded again.
+        well_until = guarded.answers["checks"] + 2
+        eventually(lambda: guarded.answers["checks"] > well_until)
+        assert guarded.answers.get("fault") is not None
+        run("reload", "demo", "--repository", str(guarded.folder))
+    recovered(guarded, before)
+    guarded.wait_for("demo: its answers are right again", after=began)
+    assert guarded.metric("llmserve_certify_fault") == 0
+    assert guarded.ready("readyz?certified")[0] == 200
+
+
+def other_tokenizer(folder: Path) -> None:
+    """Exchange the ids of two letters."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    pairs = [name for name in vocabulary if name.strip("\u0120").isalpha()][-60:]
+    for one, other in zip(pairs[::2], pairs[1::2], strict=True):
+        vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def other_template(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("User: ", "Human: "))
+
+
+@pytest.mark.parametrize(
+    ("change", "checks"),
+    [(other_tokenizer, ("prompt", "answer")), (other_template, ("template",))],
+    ids=["tokenizer", "template"],
+)
+def test_other_files_after_a_reload_are_found(
+    guarded: Guarded, change: Any, checks: tuple[str, ...], tmp_path: Path
+) -> None:
+    well(guarded)
+    before, began = len(guarded.faults), time.monotonic()
+    folder = guarded.folder / "demo" / "1" / "tokenizer"
+    shutil.copytree(folder, tmp_path / "kept")
+    change(folder)
+    run("reload", "demo", "--repository", str(guarded.folder))
+    assert found(guarded, before, began)["fault"]["check"] in checks
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "kept", folder)
+    run("reload", "demo", "--repository", str(guarded.folder))
+    recovered(guarded, before)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options"),
+    [
+        ("iterative", {}),
+        ("iterative", {"dtype": "bfloat16"}),
+        ("openvino", {"weight_format": "int8"}),
+    ],
+    ids=["iterative", "iterative, bfloat16", "openvino, int8"],
+)
+def test_an_engine_that_is_well_has_no_fault_under_load(
+    plugin: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """For a minute, between requests that run in batches and share pages of the cache."""
+    guarded = Guarded(built(tmp_path / "repository", plugin, **options))
+    try:
+        until = time.monotonic() + 60
+
+        def work(number: int) -> None:
+            while time.monotonic() < until:
+                prompt = f"Once upon a time {number}" if number % 2 else "Once upon a time"
+                guarded.client.generate("demo", prompt, max_tokens=40, temperature=0.8)
+                time.sleep(2.5 + number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert guarded.answers["checks"] >= 5
+        assert guarded.answers["faults"] == 0
+        assert guarded.faults == []
+    finally:
+        guarded.close()
+
+
+def test_a_replica_with_wrong_answers_gets_no_requests(tmp_path: Path) -> None:
+    folder = built(tmp_path / "repository", "iterative")
+    (folder / "demo" / "1" / "model.py").write_text(FAULTY)
+    guarded = Guarded(folder, "--replicas", "2")
+    try:
+        eventually(lambda: guarded.answers["known"] > 0, 120)
+        right = guarded.client.generate("demo", "A model server is", max_tokens=24).text
+        victim = next(iter(guarded.processes("models/demo/1/model.py ")))
+        (folder / "demo" / "1" / f"fault-{victim}").write_text("weights")
+        content = found(guarded, 0, time.monotonic())
+        assert content["replica"] in (1, 2)
+        assert guarded.ready("readyz?certified")[0] == 200
+        assert guarded.metric("llmserve_certify_fault") == 1
+        assert guarded.answers["faulty"] == 1
+        # The first replica answers this client, the gateway asks the one that is well.
+        body = {"model": "demo", "prompt": "A model server is", "max_tokens": 24, "temperature": 0}
+        for _ in range(8):
+            answer = fetch(f"http://{guarded.frontend[0]}/v1/completions", body)
+            assert answer["choices"][0]["text"] == right
+    finally:
+        guarded.close()
