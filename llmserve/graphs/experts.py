@@ -24,16 +24,17 @@ from transformers.integrations.moe import ExpertsInterface
 from llmserve.graphs.library import openvino as ov
 
 _PRODUCT = "llmserve::product"
-_NAMES = ("gate_up_proj", "up_proj", "down_proj")
-_LOOPED = "LongcatFlashExperts"
-"""Its experts are computed by a loop that a trace would have for the tokens of its example alone;
-those beyond the weights return what they get."""
+_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+_LOOPED = ("LongcatFlashExperts", "DbrxExperts")
+"""Their experts are computed by a loop that a trace would have for the tokens of its example alone;
+those of the first beyond the weights return what they get."""
 
 
 def is_experts(module: torch.nn.Module) -> bool:
     """Whether a module is one whose computation transformers lets others do."""
-    is_known = hasattr(module, "is_transposed") or type(module).__name__ == _LOOPED
-    return is_known and getattr(module, "down_proj", None) is not None
+    if type(module).__name__ in _LOOPED:
+        return True
+    return hasattr(module, "is_transposed") and getattr(module, "down_proj", None) is not None
 
 
 class StoredExperts:
@@ -42,7 +43,7 @@ class StoredExperts:
     def __init__(self, module: Any, folder: Path | None) -> None:
         self.module = module
         self.bias = None
-        if type(module).__name__ == _LOOPED:
+        if type(module).__name__ in _LOOPED:
             _describe(module)
         gate = getattr(type(module), "_apply_gate", None)
         self._has_own_gate = gate is not None and gate.__module__ != ExpertsInterface.__module__
@@ -106,6 +107,8 @@ class StoredExperts:
 
     def compute(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return what the experts answer in float32, with one of them widened at a time."""
+        if hidden.ndim > 2:
+            return self.compute(hidden.flatten(0, -2), chosen, shares).view_as(hidden)
         answer = torch.zeros_like(hidden)
         # A number beyond the experts stands for none.
         for expert in range(self.module.num_experts):
@@ -126,6 +129,9 @@ class StoredExperts:
         self, module: Any, target: Callable[..., Tensor],
         hidden: Tensor, chosen: Tensor, shares: Tensor,
     ) -> Tensor:  # fmt: skip
+        if hidden.ndim > 2:
+            rows = self._traced(module, target, hidden.flatten(0, -2), chosen, shares)
+            return rows.view(hidden.shape)
         count, (tokens, width) = module.num_experts, hidden.shape
         tiled = hidden.repeat(count, 1).view(count, tokens, width)
 
@@ -163,7 +169,16 @@ class StoredExperts:
 
 def _describe(module: Any) -> None:
     """Say of a module what transformers says of those whose computation it lets others do."""
-    module.num_experts = module.num_routed_experts
+    if type(module).__name__ == "DbrxExperts":
+        own = module.mlp
+        module.act_fn = own.activation_fn
+        for name, weight in (("gate_proj", own.w1), ("up_proj", own.v1), ("down_proj", own.w2)):
+            whole = weight.detach().view(module.num_experts, -1, module.hidden_size)
+            setattr(module, name, whole.transpose(1, 2) if name == "down_proj" else whole)
+        for name in ("w1", "v1", "w2"):
+            setattr(own, name, _placeholder(getattr(own, name).shape))
+    else:
+        module.num_experts = module.num_routed_experts
     module.has_gate = module.is_concatenated = True
     module.is_transposed = module.has_bias = module.has_post_expert_norm = False
 

@@ -327,7 +327,7 @@ def listed() -> dict[str, dict[str, str]]:
 
 def cell(words: str) -> str:
     """Return what the page says, without details that a message has in brackets."""
-    return words.partition(" (")[0].partition(": No Scaled")[0].replace("|", "/")
+    return words.partition(" (")[0].replace("|", "/")
 
 
 def _class_of(words: str) -> str:

@@ -28,6 +28,8 @@ _WINDOWS = (
     "attention_chunk_size",
     "local_attention",
     "window_size",
+    "index_topk",
+    "indexer_budget",
 )
 _ORIGINAL = "original_max_position_embeddings"
 

@@ -23,6 +23,8 @@ class Rule(NamedTuple):
     scale: float
     window: int | None = None
     softcap: float | None = None
+    chunk: int | None = None
+    """How many tokens are a part of a text, of which each looks back on its own part alone."""
 
 
 class Store:
@@ -146,7 +148,7 @@ class PagePlan:
             scattered += pages if copied else []
         self._counts = [len(chunk.ids) for chunk in chunks]
         self._scattered = torch.tensor(scattered, dtype=torch.long, device=device)
-        self._masks: dict[tuple[Chunk, int | None], Tensor] = {}
+        self._masks: dict[tuple[Chunk, int | None, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         (heads, count, width), kv_heads = query.shape, keys.shape[1]
@@ -163,9 +165,11 @@ class PagePlan:
             if not chunk.single:
                 # The mask is the same for all heads, and a copy for each would be large.
                 chunk_query = rows.permute(1, 2, 0, 3)
-                mask = self._mask(chunk, rule.window, rows)
+                mask = self._mask(chunk, rule, rows)
             elif rule.window:
                 skipped = max(0, chunk.stop - rule.window)
+            elif rule.chunk:
+                skipped = chunk.start - chunk.start % rule.chunk
             start, length = first + skipped, chunk.stop - skipped
             source = copies if copied else in_place
             chunk_keys, chunk_values = (stored.narrow(2, start, length) for stored in source)
@@ -184,16 +188,19 @@ class PagePlan:
         pages = stored.view(-1, self.page_size * stored.shape[1], stored.shape[2])
         return pages.index_select(0, self._scattered).view(-1, *stored.shape[1:])
 
-    def _mask(self, chunk: Chunk, window: int | None, query: Tensor) -> Tensor:
+    def _mask(self, chunk: Chunk, rule: Rule, query: Tensor) -> Tensor:
         """Return what to add to the scores of a chunk of several tokens."""
-        if (mask := self._masks.get((chunk, window))) is None:
+        key = chunk, rule.window, rule.chunk
+        if (mask := self._masks.get(key)) is None:
             keys = torch.arange(chunk.stop, device=query.device)
             queries = keys[chunk.start :, None]
             hidden = keys > queries
-            if window:
-                hidden |= keys <= queries - window
+            if rule.window:
+                hidden |= keys <= queries - rule.window
+            if rule.chunk:
+                hidden |= keys < queries - queries % rule.chunk
             mask = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-            self._masks[chunk, window] = mask
+            self._masks[key] = mask
         return mask
 
 

@@ -138,12 +138,12 @@ def exact_length(model: Any) -> int | None:
     """Return how long a sequence may be for its answer not to depend on other sequences.
 
     With longrope, all tokens of a pass are rotated differently once one of them, of any sequence,
-    is beyond the original context. Chunked attention needs a mask, and there is none here.
+    is beyond the original context. The kernel for GPUs has no attention in parts.
     """
     config = model.config.get_text_config()
     limits = (
         original_length(config.to_dict()),
         context_length(model),
-        getattr(config, "attention_chunk_size", None),
+        getattr(config, "attention_chunk_size", None) if model.device.type == "cuda" else None,
     )
     return min((limit for limit in limits if limit), default=None)

@@ -152,9 +152,6 @@ class Inputs:
         self.rows = "logits_to_keep" in taken
         if not self.cache:
             raise NotImplementedError("it has no cache")
-        if any(name.startswith("index") for name in vars(model.config.get_text_config())):
-            # Read in pieces, it would choose other tokens beyond as many as it attends to.
-            raise NotImplementedError("it chooses what it attends to with an index of its own")
 
 
 class FlatRunner:
@@ -568,5 +565,16 @@ def _attend(
     if sliding_window:
         llmserve_plan.tokens.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = llmserve_plan.attend(query[0], key, value, Rule(scale, sliding_window, softcap))
+    rule = Rule(scale, sliding_window, softcap, _part_length(_module))
+    output = llmserve_plan.attend(query[0], key, value, rule)
     return output[None].to(query.dtype), None
+
+
+def _part_length(module: Any) -> int | None:
+    """Return of how many tokens a part is that a layer attends to; None if it attends to all."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None)
+    if layer is None or not kinds or kinds[layer] != "chunked_attention":
+        return None
+    length: int = config.attention_chunk_size
+    return length

@@ -60,18 +60,15 @@ def try_small(config: Any) -> None:
     text_config = config.get_text_config()
     if (model := small_model(config)) is None:
         return
-    limits = [
-        getattr(text_config, "attention_chunk_size", None), original_length(text_config.to_dict()),
-    ]  # fmt: skip
-    # Beyond these, only a part of the context is served.
-    longest = NEAR if any(limits) else 2 * NEAR + 54
+    # Beyond it, only a part of the context is served.
+    longest = NEAR if original_length(text_config.to_dict()) else 2 * NEAR + 54
     texts = random_texts(model.config, [longest, min(longest, NEAR + 20), 13])
     with torch.inference_mode():
         expected = [model(input_ids=torch.tensor([text])).logits[0] for text in texts]
     try:
         runner = make_runner(model, 32 * (pages_of(texts, 32) + 2))
     except IncompatibleError:
-        raise UnservedError("has no cache of keys and values that can be kept in pages") from None
+        raise UnservedError("has no cache that can be kept for each sequence") from None
     found = scores(runner, texts)
     worst = max(off_by(*each) for each in zip(found, expected, strict=True))
     if worst > _TOLERANCE:

@@ -23,6 +23,8 @@ MIXED = ["linear_attention", "full_attention"] * 2
         transformers.Gemma2Config(),
         transformers.Qwen3NextConfig(num_hidden_layers=4, layer_types=MIXED),
         transformers.MambaConfig(),
+        # It chooses what it attends to, beyond as many tokens as it chooses.
+        transformers.DeepseekV32Config(),
     ],
     ids=lambda config: config.model_type,
 )
@@ -34,8 +36,9 @@ def test_a_kind_that_can_be_decoded_is_accepted(config: Any) -> None:
     ("config", "words"),
     [
         (transformers.OpenAIGPTConfig(), "no cache"),
+        (transformers.RecurrentGemmaConfig(), "no cache"),
     ],
-    ids=["without"],
+    ids=["without", "in its layers"],
 )
 def test_a_kind_that_cannot_is_refused_by_its_part(config: Any, words: str) -> None:
     with pytest.raises(UnservedError, match=words):

@@ -22,6 +22,7 @@ from llmserve_openvino.own_attention import OwnAttention, repeated
 from llmserve_openvino.recurrent_layers import Recurrence
 
 ATTENTION = "llmserve_openvino"
+_UNEQUAL = "has layers of different numbers of heads"
 
 
 class Past(DynamicCache):  # type: ignore[misc]
@@ -42,6 +43,8 @@ class Past(DynamicCache):  # type: ignore[misc]
         self.own = own
         """How a model attends that does not call the attention here; ``update`` appends then."""
         self.present: list[Tensor] = []
+        self.heads: set[int] = set()
+        """How many of them layers have that attend here."""
         self._appended: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,6 +128,10 @@ class Attention:
             raise UnservedError("caps its attention scores (attn_logit_softcapping)")
         if position_bias is not None or attention_mask is None:
             raise UnservedError("has a mask of its own in its attention")
+        self._cache.heads.add(int(query.shape[1]))
+        if len(self._cache.heads) > 1:
+            # OpenVINO has memory for the heads of one layer, and computes others with it.
+            raise UnservedError(_UNEQUAL)
         keys, values = self._cache.append(key, value)
         count = query.shape[1] // key.shape[1]
         keys, values = repeated(keys, count), repeated(values, count)

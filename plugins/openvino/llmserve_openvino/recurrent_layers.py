@@ -23,9 +23,19 @@ from llmserve.plugin import UnservedError
 from llmserve_openvino.workarounds import internal_operation
 
 STATE = "has layers that keep a state (linear attention, a convolution or a recurrence)"
+_KINDS = ("layer_types", "layers_block_type")
+_WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "recurrent"}
+RECURRENT = ("xlstm",)
+"""Those whose layers have no kinds, and a recurrence that OpenVINO has no operation for."""
 _SPACE = "llmserve_states"
 _ROWS = "Tensor begins, Tensor rows, Tensor row_begins, Tensor past, Tensor interval"
 _NORM = {"use_qk_l2norm": "true", "q_l2_norm_eps": "1e-6", "k_l2_norm_eps": "1e-6"}
+
+
+def keeps_states(config: Any) -> bool:
+    """Whether a model says of some of its layers that they keep a state."""
+    kinds = {str(each) for name in _KINDS for each in getattr(config, name, None) or ()}
+    return config.model_type in RECURRENT or bool(kinds & _WITH_STATE)
 
 
 class Recurrence:

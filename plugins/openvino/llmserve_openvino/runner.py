@@ -221,7 +221,7 @@ def paged(model: Any) -> Any:
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise IncompatibleError(
-            f"OpenVINO cannot read this model's cache in pages: {last_line}",
+            f"OpenVINO cannot read this model's cache in pages ({last_line})",
             hint="serve it with the plugin hf",
         ) from None
     return model

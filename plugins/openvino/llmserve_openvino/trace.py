@@ -6,6 +6,7 @@ OpenVINO reads the trace, and the past becomes its state.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -19,7 +20,7 @@ from llmserve.plugin import UnservedError
 from llmserve_openvino.attention import Attention, Past, replaced
 from llmserve_openvino.compare import window
 from llmserve_openvino.own_attention import OwnAttention, tell
-from llmserve_openvino.recurrent_layers import STATE, Recurrence, state_extensions
+from llmserve_openvino.recurrent_layers import STATE, Recurrence, keeps_states, state_extensions
 from llmserve_openvino.state_tables import ROWS, TABLE
 
 _LONGEST = 1024
@@ -27,6 +28,9 @@ _LONGEST = 1024
 _CACHES = ("past_key_values", "cache_params")
 """What models call their cache."""
 _CACHELESS = "has no cache of keys and values that another could take the place of"
+_SORTING = "ParallelExperts"
+"""How the names of experts end that get the tokens of each in a row; a trace would have the lengths
+of its example."""
 _ROWS = ([0, 2, 4], [0, 1, 0, 2], [0, 2, 4], [0, 0], [9, 9])
 """Which states are whose in the example of a trace."""
 
@@ -87,12 +91,31 @@ def convert(model: Any, stored: StoredWeights) -> Any:
     except (UnservedError, MemoryError):
         raise
     except Exception as error:
-        line = next((each for each in str(error).splitlines() if each.strip()), "")
-        reason = f"{type(error).__name__}: {line.strip()}"[:200]
-        raise UnservedError(f"has a part that OpenVINO cannot read ({reason})") from error
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        if isinstance(first, UnservedError):
+            raise first from None
+        if keeps_states(model.config.get_text_config()):
+            raise UnservedError(STATE) from error
+        line = next((each for each in str(first).splitlines() if each.strip()), "")
+        reason = f"{type(first).__name__}: {line.strip()}"[:200]
+        part = _part_with(first)
+        raise UnservedError(f"has a part that OpenVINO cannot read: {part} ({reason})") from error
+
+
+def _part_with(error: BaseException) -> str:
+    """Return the name of the innermost of a model's modules that an error came from."""
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [found for each in frames if isinstance(found := each.get("self"), torch.nn.Module)]
+    names = [type(module).__name__ for module in modules if not isinstance(module, Step)]
+    return names[-1] if names else "its cache"
 
 
 def _convert(model: Any, stored: StoredWeights) -> Any:
+    kinds = {type(module).__name__ for module in model.modules()}
+    if sorting := next((kind for kind in sorted(kinds) if kind.endswith(_SORTING)), None):
+        raise UnservedError(f"sorts tokens by their experts, which no trace has ({sorting})")
     ids = torch.tensor([[1, 2], [3, 4]])
     with torch.inference_mode(), stored.shapes_only(model):
         cache = _shapes(model, ids)

@@ -12,6 +12,7 @@ from llmserve.graphs import StoredWeights
 from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime.causal import NEAR, original_length, small_model
 from llmserve_openvino.compare import LENGTHS, difference, window
+from llmserve_openvino.recurrent_layers import RECURRENT, STATE
 from llmserve_openvino.trace import convert
 
 TOLERANCE = 0.02
@@ -34,6 +35,8 @@ def try_small(config: Any) -> Trial:
     text_config = config.get_text_config()
     limits = [window(text_config), original_length(text_config.to_dict())]
     limit = min((each for each in limits if each), default=None)
+    if text_config.model_type in RECURRENT:
+        raise UnservedError(STATE)
     model = small_model(config)
     if model is None:
         return Trial(limit, is_done=False)
@@ -43,6 +46,11 @@ def try_small(config: Any) -> Trial:
         far = difference(model, stored, converted, lengths=_FAR)
     except IncompatibleError:
         raise UnservedError("has attention of a kind that OpenVINO cannot read in pages") from None
+    except RuntimeError as error:
+        line = str(error).strip().splitlines()[-1]
+        raise UnservedError(
+            f"has a part that OpenVINO reads, but cannot compute ({line})"
+        ) from None
     if far <= TOLERANCE:
         return Trial(None, is_done=True)
     within = [min(length, NEAR) for length in LENGTHS]

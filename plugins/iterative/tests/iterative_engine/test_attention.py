@@ -25,3 +25,24 @@ def test_heads_that_share_keys_share_the_mask() -> None:
     expected = torch.einsum("hqk,khw->qhw", weights, own[1])
     torch.testing.assert_close(found, expected)
     assert [mask.shape for mask in plan._masks.values()] == [(count, length)]
+
+
+def test_attention_within_parts_of_a_text() -> None:
+    """Of a piece of a prompt over the borders of parts, and of a single token after it."""
+    before, count, part, width = 70, 58, 32, 8
+    torch.manual_seed(2)
+    keys, values = (torch.randn(256, 2, width) for _ in range(2))
+    queries = torch.randn(2, count + 1, width)
+    pages, length, device = [0, 1, 2, 3, 4], before + count + 1, torch.device("cpu")
+    rule = Rule(0.4, chunk=part)
+    piece = PagePlan([Chunk([1] * count, before, pages)], device)
+    single = PagePlan([Chunk([1], length - 1, pages)], device)
+    found = torch.cat([
+        piece.attend(queries[:, :-1], keys, values, rule),
+        single.attend(queries[:, -1:], keys, values, rule),
+    ])  # fmt: skip
+    scores = torch.einsum("hqw,khw->hqk", queries, keys[:length]) * 0.4
+    at, to = torch.arange(before, length)[:, None], torch.arange(length)
+    hidden = (to > at) | (to // part != at // part)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    torch.testing.assert_close(found, torch.einsum("hqk,khw->qhw", weights, values[:length]))

@@ -69,4 +69,5 @@ def test_a_context_ends_where_answers_would_depend_on_others() -> None:
     model = make_model("phi3", rope_parameters=longrope, original_max_position_embeddings=40)
     assert exact_length(model) == 40
     assert exact_length(make_model("phi3")) == CONTEXT
-    assert exact_length(make_model("llama", attention_chunk_size=12)) == 12
+    # On a GPU it would end after a part, which the kernel there cannot attend within.
+    assert exact_length(make_model("llama", attention_chunk_size=12)) == CONTEXT

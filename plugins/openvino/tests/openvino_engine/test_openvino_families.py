@@ -132,6 +132,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "mistral": {}, "qwen3_moe": {}, "mixtral": {},
+    "dbrx": {
+        "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0], "laurel_rank": 8,
@@ -274,6 +279,18 @@ def test_a_small_model_shows_how_far_a_kind_is_exact(config: Any, served: int | 
         (transformers.OpenAIGPTConfig(), "no cache of keys and values"),
         (transformers.CpmAntConfig(), "more to its attention scores"),
         (transformers.FalconConfig(alibi=True), "ALiBi in a mask of its own"),
+        (transformers.MiniMaxConfig(), "keep a state"),
+        (transformers.KimiLinearConfig(), "keep a state"),
+        (transformers.xLSTMConfig(), "keep a state"),
+        (transformers.RecurrentGemmaConfig(), "keep a state"),
+        (transformers.JetMoeConfig(), "sorts tokens by their experts"),
+        (transformers.GPTNeoXJapaneseConfig(), "attention of a kind that OpenVINO cannot read"),
+        (transformers.DogeConfig(), "cannot read: DogeAttention"),
+        # Computed, it would write beyond its memory.
+        (
+            transformers.LagunaConfig(num_attention_heads_per_layer=[48, 64] * 20),
+            "different numbers of heads",
+        ),
     ],
     ids=lambda value: getattr(value, "model_type", "part"),
 )
