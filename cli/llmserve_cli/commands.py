@@ -24,6 +24,7 @@ _COMMANDS = {
         "list": ("listing:list_models", "List the models that are built."),
         "adapter": ("adapter", "Add, remove and list a model's adapters."),
         "remove": ("remove", "Delete a built model."),
+        "export": ("export", "Write a model as plain files, for a Triton without llmserve."),
         "check": ("check", "Find problems in a model repository."),
         "demo": ("demo", "Build, serve and query a small model."),
     },
