@@ -12,7 +12,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
-    r"hf_\w{6,}|sk-[\w-]{6,}|gh[pousr]_\w{10,}|AKIA\w{12,}|://[^/\s:@]*:[^/\s@]+@|Bearer\s+\S+"
+    r"hf_\w{6,}|(?<![\w-])sk-[\w-]{16,}|gh[pousr]_\w{10,}|AKIA\w{12,}|://[^/\s:@]*:[^/\s@]+@|Bearer\s+\S+"
 )
 _NAMED_VALUE = re.compile(
     r"[\"']?([\w.-]+)[\"']?\s*[:=]\s*(\"[^\"]*\"|'[^']*'|[^\s,}]+)", re.IGNORECASE
@@ -97,6 +97,24 @@ class Adopted:
 
     def miss(self, origin: Origin, instead: str) -> None:
         self.unmatched.append(Remark(origin, instead))
+
+    def leave_out_secrets(self) -> None:
+        """Empty what would be written and has a secret in it, as a URL with a password has."""
+        says = "it has a secret in it, which is not written: set it by hand"
+        for model in self.models:
+            for table in (model.options, model.engine_args):
+                for key in [key for key, each in table.items() if holds_secret(str(each.value))]:
+                    self.miss(_without_text(table.pop(key).origin, key), says)
+            if holds_secret(str(model.source.value)):
+                origin = _without_text(model.source.origin, "source")
+                model.source = Value("", origin)
+                self.miss(origin, says)
+            if holds_secret(model.called):
+                model.called = ""
+
+
+def _without_text(origin: Origin, text: str) -> Origin:
+    return Origin(origin.file, origin.line, f"{text} …")
 
 
 def names_secret(name: str) -> bool:

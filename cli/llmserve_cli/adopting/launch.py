@@ -194,8 +194,10 @@ class _Adoption:
         """Yield the options that variables of the environment set; others are told."""
         for variable, word in self._launch.variables.items():
             flag = self._engine.flag_of(variable)
-            origin = Origin(self._launch.source.name, word.line, shown(variable, word.text))
             row = self._engine.row(flag) if flag else None
+            # What a variable of another program has may be a secret, whatever it is called.
+            known = word.text if row is not None else None
+            origin = Origin(self._launch.source.name, word.line, shown(variable, known))
             if row is not None and (row.takes or word.text.lower() in ("1", "true", "on")):
                 yield Setting(flag, (word.text,) if row.takes else (), word.line, row)
             elif variable in HUB_TOKENS:
@@ -326,6 +328,9 @@ class _Adoption:
         model.called = answers_to
         if answers_to and answers_to != model.name:
             origin = self._name.origin if self._name else model.source.origin
+            if holds_secret(answers_to):
+                model.name = "model"
+                return
             self._adopted.miss(
                 origin, f"a name has no / here: clients that send {answers_to} send {model.name}"
             )

@@ -88,6 +88,7 @@ def read_any(words: tuple[str, ...], here: Path) -> Adopted:
         raise ConfigError(
             f"{_named(words)} starts no server of models that is known", hint=_known()
         )
+    adopted.leave_out_secrets()
     free_ports(adopted)
     return adopted
 

@@ -79,7 +79,7 @@ LINES = (
         "    --quantize gptq",
         "amazon/FalconLite", "FalconLite",
         {"tensor_parallel_size": 4, "max_model_len": 12001, "trust_remote_code": True}, port=443,
-        says=("GPTQ_BITS 4", "--max-batch-prefill-tokens 12001"),
+        says=("GPTQ_BITS: no option of the server", "--max-batch-prefill-tokens 12001"),
     ),
     Line(
         "Arihant25/askIIIT, start-tgi.sh",

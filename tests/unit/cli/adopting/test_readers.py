@@ -115,6 +115,26 @@ def test_a_secret_is_said_without_its_value(words: str, value: str) -> None:
     ServerFile.read(Path("llmserve.toml"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "vllm serve https://me:hiddenword1@host/model\n"),
+        ("b.sh", "vllm serve --model https://me:hiddenword1@host/model\n"),
+        ("c.sh", "DATABASE=postgres-hiddenword1 vllm serve a/b\n"),
+        ("d.sh", "docker run -e EXTRA=hiddenword1 vllm/vllm-openai --model a/b\n"),
+        ("Modelfile", "FROM https://me:hiddenword1@host/model\n"),
+        ("e.sh", "vllm serve a/b --lora-modules x=https://me:hiddenword1@host/x\n"),
+        ("f.sh", "vllm serve a/b --served-model-name https://me:hiddenword1@host/x\n"),
+        ("g.sh", "llama-server -m https://me:hiddenword1@host/x.gguf\n"),
+    ],
+)
+def test_a_secret_in_an_unlikely_place_is_not_written(name: str, text: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+    result = adopt(name, "--plugin", "vllm")
+    assert "hiddenword1" not in result.output
+    assert "hiddenword1" not in Path("llmserve.toml").read_text(encoding="utf-8")
+
+
 def test_a_key_is_taken_over_by_the_variable_that_has_it() -> None:
     result = adopt("vllm serve a/b --api-key ${MY_KEY} --host 0.0.0.0")
     file = ServerFile.read(Path("llmserve.toml"))
