@@ -81,7 +81,7 @@ def adopt(
     chat: bool,
     report: Path,
 ) -> int:
-    """Take over what another server was started with.
+    """Take over another server's settings.
 
     SOURCE is a Triton model repository, a file of Docker compose, Kubernetes, KServe or Ray Serve,
     a shell script, Ollama's Modelfile or store, a configuration of OpenVINO Model Server, or a

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "Serve": {
         "run": ("run", "Build a model, serve it, and talk to it."),
-        "adopt": ("adopt", "Take over what another server was started with."),
+        "adopt": ("adopt", "Take over another server's settings."),
         "build": ("build", "Build a model into a Triton repository."),
         "serve": ("serve", "Serve a model repository with Triton."),
         "chat": ("chat", "Talk to a served model."),
@@ -24,7 +24,7 @@ _COMMANDS = {
         "list": ("listing:list_models", "List the models that are built."),
         "adapter": ("adapter", "Add, remove and list a model's adapters."),
         "remove": ("remove", "Delete a built model."),
-        "export": ("export", "Write a model as plain files, for a Triton without llmserve."),
+        "export": ("export", "Write a model for a Triton without llmserve."),
         "check": ("check", "Find problems in a model repository."),
         "demo": ("demo", "Build, serve and query a small model."),
     },

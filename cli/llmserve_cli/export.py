@@ -39,7 +39,7 @@ _MANIFEST, _OURS, _CONFIG = "llmserve.json", "llmserve.", "config.pbtxt"
     help="The repository to write, for a Triton without llmserve.",
 )
 def export(model: str, repository: Path, out: Path) -> None:
-    """Write a model as plain files, for a Triton without llmserve.
+    """Write a model for a Triton without llmserve.
 
     A model of the plugin vllm becomes one of vLLM's own backend, as NVIDIA's container has it; of
     a model with a graph for ONNX Runtime or libtorch, the graph is written. What is lost is said.
