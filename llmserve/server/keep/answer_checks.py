@@ -23,7 +23,9 @@ def check_answers(triton: TritonMemory, seen: TritonPicture, now: float) -> list
         if model.name in parts or model.state is not State.READY or triton.is_changing(model.name):
             continue
         certificate = model.certificate
-        certificate.look(now, _seconds(triton, model, seen), seen.of(model.name).load_number)
+        # What is not seen counts as work, so that users do not wait for a check.
+        seconds = now if seen.is_hidden else _seconds(triton, model, seen)
+        certificate.look(now, seconds, seen.of(model.name).load_number)
         # One after the other, so that they do not keep one another from being idle.
         is_free = not any(each.certificate.asked_at is not None for each in triton.models.values())
         if is_free and certificate.is_due(now):

@@ -193,6 +193,7 @@ class TritonObserver:
             canaries=canaries,
             checked=checked,
             seconds=self._own_seconds(),
+            is_hidden=not running.is_seen,
             last_words=running.log.last_words(time.monotonic() - _LAST_WORDS),
             resources=resources() if is_dying else "",
         )  # fmt: skip

@@ -126,6 +126,8 @@ class TritonPicture:
     """What came of checks of answers since the last picture."""
     seconds: float = 0.0
     """The time of processors that Triton itself has used, if answers are checked."""
+    is_hidden: bool = False
+    """Whether nothing is seen of what its processes use, as in a container."""
     last_words: str = ""
     """The line of the log that may explain what has just ended."""
     resources: str = ""

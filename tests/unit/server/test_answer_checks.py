@@ -23,7 +23,7 @@ from llmserve.server.keep.known_answers import (
     KnownAnswers,
     compare,
 )
-from llmserve.server.keep.picture import Checked
+from llmserve.server.keep.picture import Checked, ModelPicture, TritonPicture
 from tests.unit.server.simulated import World
 
 NOISE = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.2}
@@ -246,6 +246,13 @@ def test_a_model_is_asked_while_it_is_idle_and_once_if_it_never_is() -> None:
     assert checks(world) == 1
     world.run(30)
     assert checks(world) > 3
+
+
+def test_a_model_in_a_container_is_asked_as_one_that_is_never_idle() -> None:
+    memory = guarded(known_of(Engine(0.0), "float32"), Engine(0.0).answer).memory.tritons[0]
+    seen = TritonPicture({"m": ModelPicture()}, is_hidden=True)
+    asked = [now for now in range(1000, 2000) if check_answers(memory, seen, float(now))]
+    assert asked == [1000 + OVERDUE]
 
 
 def test_a_replica_with_a_fault_is_told_from_the_others() -> None:
