@@ -129,6 +129,12 @@ class ServeOptions:
         "folder", "Folder from which requests may add adapters to models, and no others.",
         table="gateway", place="adapter_folder",
     )  # fmt: skip
+    aliases: tuple[str, ...] = _option(
+        "texts", "Answer requests for the model NAME, as another server called it, by MODEL "
+        "(repeatable).", (), flags=("--alias",), unit="NAME=MODEL", table="gateway",
+        place="aliases",
+        key_help="Names that requests may use for a model beside its own, each as NAME=MODEL.",
+    )  # fmt: skip
     no_auth: bool = _option(
         "flag", "Run the frontend without keys, on any address.", False, table="gateway",
         opens=True, place="open",

@@ -204,7 +204,8 @@ class Place:
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     ``batches`` is the folder in which a frontend may keep files that clients upload, and
-    ``adapter_folder`` the one from which clients may have adapters added to models.
+    ``adapter_folder`` the one from which clients may have adapters added to models. ``aliases`` are
+    other names of models, each as ``NAME=MODEL``.
     """
 
     tritons: tuple[Address, ...]
@@ -219,6 +220,7 @@ class Place:
     batches: Path | None = None
     adapter_folder: Path | None = None
     on_demand: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -234,6 +236,8 @@ class Place:
             value, flag = getattr(self, row.place), row.flags[0]
             if row.kind == "flag":
                 words += [flag] if value else []
+            elif row.kind == "texts":
+                words += [word for each in value for word in (flag, each)]
             elif value is not None and value != "":
                 words += [flag, str(value)]
         return words

@@ -54,6 +54,7 @@ class AdoptedModel:
     """Arguments of vLLM's engine without an option of their own."""
     called: str = ""
     """What clients of the old server call it, if not by its name."""
+    also_called: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

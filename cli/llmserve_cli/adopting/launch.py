@@ -168,6 +168,7 @@ class _Adoption:
         self._source: Value | None = launch.model
         self._file: Value | None = None
         self._name: Value | None = launch.name
+        self._other_names: tuple[str, ...] = ()
         self._plugin: Value | None = None
         self._options: dict[str, Value] = {}
         self._engine_args: dict[str, Value] = {}
@@ -242,8 +243,7 @@ class _Adoption:
                 self._file = Value(value, origin)
             case "name":
                 self._name = Value(value, origin)
-                for other in setting.values[1:]:
-                    adopted.miss(origin, f"a model has one name: build another as {other}")
+                self._other_names = tuple(setting.values[1:])
             case "option":
                 if value in row.neutral:
                     adopted.unneeded.append(Remark(origin, "it asks for nothing"))
@@ -325,15 +325,11 @@ class _Adoption:
         answers_to = asked
         if not asked and self._engine.name in ("vLLM", "trtllm-serve") and self._source:
             answers_to = str(self._source.value)
+        if holds_secret(answers_to):
+            model.name = "model"
+            return
         model.called = answers_to
-        if answers_to and answers_to != model.name:
-            origin = self._name.origin if self._name else model.source.origin
-            if holds_secret(answers_to):
-                model.name = "model"
-                return
-            self._adopted.miss(
-                origin, f"a name has no / here: clients that send {answers_to} send {model.name}"
-            )
+        model.also_called = tuple(each for each in self._other_names if not holds_secret(each))
 
     def _add_server(self) -> None:
         adopted, launch, server = self._adopted, self._launch, self._server

@@ -219,10 +219,10 @@ def read_store(folder: Path) -> Adopted:
         parts = path.relative_to(root / "manifests").parts
         if len(parts) < 2:
             continue
-        name = parts[-2] if parts[-1] == "latest" else f"{parts[-2]}-{parts[-1]}"
+        called = parts[-2] if parts[-1] == "latest" else f"{parts[-2]}:{parts[-1]}"
         where = str(path.relative_to(root))
         try:
-            _read_manifest(root, path, where, model_name(name), adopted)
+            _read_manifest(root, path, where, called, adopted)
         except ConfigError as error:
             adopted.miss(Origin(where, 0, ""), error.problem)
     if not adopted.models and not adopted.unmatched:
@@ -231,7 +231,7 @@ def read_store(folder: Path) -> Adopted:
     return adopted
 
 
-def _read_manifest(root: Path, path: Path, where: str, name: str, adopted: Adopted) -> None:
+def _read_manifest(root: Path, path: Path, where: str, called: str, adopted: Adopted) -> None:
     content = read_json(read_source(path, where))
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):
@@ -251,7 +251,8 @@ def _read_manifest(root: Path, path: Path, where: str, name: str, adopted: Adopt
         if isinstance(size, int) and blob.stat().st_size != size:
             raise ConfigError(f"{where}: the blob {digest[:19]}… is not whole")
         if kind == "model" and model is None:
-            model = AdoptedModel(name, Value(str(blob.absolute()), origin))
+            name = model_name(called.replace(":", "-"))
+            model = AdoptedModel(name, Value(str(blob.absolute()), origin), called=called)
         else:
             rest.append((kind, blob, origin))
     if model is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmserve.commands import printable
-from llmserve_cli.adopting.adopted import Adopted, AdoptedModel, Remark, Value
+from llmserve_cli.adopting.adopted import Adopted, AdoptedModel, Origin, Remark, Value
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TRICKY = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -55,14 +55,15 @@ def server_file_text(adopted: Adopted, folder: Path) -> str:
     if adopted.repository is not None:
         path = _from_folder(str(adopted.repository.value), folder)
         lines += ["", _entry("repository", adopted.repository, path)]
-    names: set[str] = set()
-    for model in adopted.models:
-        lines += ["", *_model_lines(model, folder, names)]
+    names = _different_names(adopted.models)
+    for model, name in zip(adopted.models, names, strict=True):
+        lines += ["", *_model_lines(model, name, folder)]
     for kept, (text, answer) in adopted.texts.items():
         lines += ["", f"[models.{_key(kept)}]", _entry("input", text), _entry("output", answer)]
-    for name, table in (("serve", adopted.serve), ("gateway", adopted.gateway)):
+    gateway = {**adopted.gateway, **_aliases(adopted.models, names)}
+    for section, table in (("serve", adopted.serve), ("gateway", gateway)):
         if table:
-            lines += ["", f"[{name}]", *(_entry(key, value) for key, value in table.items())]
+            lines += ["", f"[{section}]", *(_entry(key, value) for key, value in table.items())]
     lines += _remark_lines("No equal here, and what comes next to it:", adopted.unmatched)
     lines += _remark_lines("Not needed here:", adopted.unneeded)
     return "\n".join(lines) + "\n"
@@ -73,11 +74,28 @@ def _remark_lines(title: str, remarks: list[Remark]) -> list[str]:
     return ["", _comment(title), *(_comment(f"- {each}") for each in unique)] if unique else []
 
 
-def _model_lines(model: AdoptedModel, folder: Path, names: set[str]) -> Iterator[str]:
-    name, number = model.name, 2
-    while name in names:
-        name, number = f"{model.name[:120]}-{number}", number + 1
-    names.add(name)
+def _different_names(models: Sequence[AdoptedModel]) -> list[str]:
+    names: list[str] = []
+    for model in models:
+        name, number = model.name, 2
+        while name in names:
+            name, number = f"{model.name[:120]}-{number}", number + 1
+        names.append(name)
+    return names
+
+
+def _aliases(models: Sequence[AdoptedModel], names: Sequence[str]) -> dict[str, Value]:
+    """Return what the old server's clients call models whose names here are others."""
+    called: dict[str, str] = {}
+    for model, name in zip(models, names, strict=True):
+        for each in (model.called, *model.also_called):
+            if each and each != name:
+                called.setdefault(each, name)
+    words = [f"{each}={name}" for each, name in called.items()]
+    return {"aliases": Value(words, Origin("its clients", 0, "what they send"))} if words else {}
+
+
+def _model_lines(model: AdoptedModel, name: str, folder: Path) -> Iterator[str]:
     table = f"models.{_key(name)}"
     yield f"[{table}]"
     yield _entry("source", model.source, _from_folder(str(model.source.value), folder))

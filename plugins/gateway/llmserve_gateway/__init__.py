@@ -36,6 +36,10 @@ def _command(place: Place) -> Sequence[str]:
             f"there is no folder {place.adapter_folder}", hint="name another with --adapter-folder"
         )
     args = ["-m", __name__]
+    if place.aliases:
+        from llmserve_gateway.model_names import read_aliases
+
+        read_aliases(place.aliases)
     for triton in place.tritons:
         args += ["--url", triton.grpc]
         args += ["--triton-metrics", triton.metrics] if triton.metrics else []

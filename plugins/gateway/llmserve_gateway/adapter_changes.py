@@ -22,11 +22,11 @@ from llmserve.plugin import Model, Repository, model_adapters, remove_adapter
 from llmserve.runtime import is_adapter_name
 from llmserve.server import ask
 from llmserve_gateway import adding_adapter
-from llmserve_gateway.adapters import Named
 from llmserve_gateway.errors import ApiError, bad_request, queue_full
 from llmserve_gateway.fields import Body, Field, flag, ignored, refused_if_sent, text
 from llmserve_gateway.gateway import Settings, log
 from llmserve_gateway.keys import Key
+from llmserve_gateway.model_names import Named
 
 _QUICK_SECONDS = 5.0
 _SECONDS = 180.0

@@ -106,6 +106,13 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Folder of the adapters that requests may have added; `serve` knows the models' folder.",
 )
 @click.option(
+    "--alias",
+    "aliases",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="Answer requests for the model NAME, as another server called it, by MODEL; repeatable.",
+)
+@click.option(
     "--tool-parser",
     "tool_parsers",
     multiple=True,
@@ -174,6 +181,7 @@ def gateway(
     from llmserve.plugin import Address, UsageError
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
+    from llmserve_gateway.model_names import read_aliases
     from llmserve_gateway.serving import Listening, run
 
     for address in urls:
@@ -192,6 +200,7 @@ def gateway(
         tuple(Address(url, metrics=metrics) for url, metrics in pairs),
         limits,
         tool_prompt=read_prompt(tool_prompt) if tool_prompt else "",
+        aliases=read_aliases(options.pop("aliases")),
         **options,
     )
 

@@ -9,11 +9,11 @@ from typing import Generic, Literal, TypeVar
 
 from llmserve.client import ModelInfo, ToolFormats
 from llmserve.runtime.contract import ADAPTER
-from llmserve_gateway.adapters import Named
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import Reads
 from llmserve_gateway.keys import Key
+from llmserve_gateway.model_names import Named
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply
 from llmserve_gateway.text_requests import ParsedRequest
@@ -61,14 +61,15 @@ class Dialect(ABC, Generic[R]):
         """Return what counts an answer, and what asks the model for it and sends it."""
 
 
-def with_adapter(request: R, named: Named) -> R:
-    """Return a request to the model that has the adapter which the request has named."""
-    if not named.adapter or not isinstance(request, ParsedRequest):
+def with_named(request: R, named: Named) -> R:
+    """Return a request to the model, and its adapter, that the request has named."""
+    if named == Named(request.model):
         return request
+    called = replace(request, model=named.model, asked=request.model)
+    if not named.adapter or not isinstance(called, ParsedRequest):
+        return called
     return replace(
-        request,
-        model=named.model,
-        asked=request.model,
+        called,
         options={**request.options, ADAPTER.name: named.adapter},
         sent={**request.sent, ADAPTER.name: "model"},
     )

@@ -34,18 +34,18 @@ from llmserve.runtime.contract import (
     task_of,
 )
 from llmserve.server import health
-from llmserve_gateway.adapters import AdapterNames, Named
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, Party
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
-from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate, with_adapter
+from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import BatchKey, Key, KeyRing
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.model_names import ModelNames, Named
 from llmserve_gateway.prompt_limit import check_fits
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
@@ -101,6 +101,9 @@ class Settings:
     adapter_folder: Path | None = None
     """The folder from which requests may add adapters; without it, they may not."""
 
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of models, and the models."""
+
     @property
     def metrics(self) -> dict[str, str]:
         """The gRPC addresses of the Tritons whose metrics the gateway serves, and their URLs."""
@@ -145,7 +148,7 @@ class Gateway:
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
-        self.adapters = AdapterNames(self.catalog)
+        self.names = ModelNames(self.catalog, settings.aliases)
         # Of several replicas, `serve` does not say which one's process has died.
         single = settings.supervisor is not None and len(settings.tritons) == 1
         self._deaths = Deaths(self.catalog.supervised) if single else None
@@ -421,11 +424,11 @@ class Gateway:
 
     async def _named(self, key: Key | None, request: R) -> R:
         """Return a request to the model that its name means, which may be an adapter's own."""
-        if self.adapters.known(request.model) is None:
+        if self.names.known(request.model) is None:
             # What may name no model takes memory while that is seen.
             with self._held(key, request):
-                return with_adapter(request, await self.adapters.find(request.model, key))
-        return with_adapter(request, await self.adapters.find(request.model, key))
+                return with_named(request, await self.names.find(request.model, key))
+        return with_named(request, await self.names.find(request.model, key))
 
     async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
         """Return the prompt that a model makes of these options, nothing if it refuses them.

@@ -11,7 +11,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from llmserve.server import ModelReport
-from llmserve_gateway.adapters import Named
+from llmserve_gateway.model_names import Named
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
 

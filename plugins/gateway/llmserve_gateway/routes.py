@@ -19,7 +19,6 @@ from llmserve.runtime.contract import IMAGE_URL
 from llmserve.server import ModelReport, ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.adapter_changes import AdapterChanges, read_addition, read_removal
-from llmserve_gateway.adapters import Named
 from llmserve_gateway.bodies import ClientDisconnected, read_json
 from llmserve_gateway.conversations import MESSAGES, Conversation, read_messages
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve, queue_full
@@ -28,6 +27,7 @@ from llmserve_gateway.gateway import Gateway, check_images, log
 from llmserve_gateway.generation_fields import MODEL, TEMPLATE, TOOLS, read_template, read_tools
 from llmserve_gateway.headers import is_anthropics
 from llmserve_gateway.keys import Key
+from llmserve_gateway.model_names import Named
 from llmserve_gateway.openai_answers import json_response
 from llmserve_gateway.reply import id_headers, request_id
 from llmserve_gateway.text_requests import ParsedRequest
@@ -96,13 +96,14 @@ class Routes:
         )
         data = [model for models in found for model in models]
         data += await self._by_own_names(data, key)
+        data += self._by_aliases(data)
         if is_anthropics(request.headers):
             return json_response(anthropic.models_page(data, request.query_params))
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["name"]
-        named, models = await self._gateway.adapters.find(name, key), []
+        named, models = await self._gateway.names.find(name, key), []
         if named.model in await self._offered(key):
             models = await self._models(named.model, await self._loadable(named.model), key)
         report = next((model for model in models if model["id"] == named.full), None)
@@ -383,9 +384,19 @@ class Routes:
         for model in models:
             if parent := model.get("parent"):
                 named = Named(parent, model["id"].removeprefix(f"{parent}:"))
-                if await self._gateway.adapters.has_own_name(named, key):
+                if await self._gateway.names.has_own_name(named, key):
                     found.append({**model, "id": named.adapter})
         return found
+
+    def _by_aliases(self, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the models of a list once more that have another name, by it."""
+        listed = {model["id"]: model for model in models}
+        aliases = self._gateway.names.aliases.items()
+        return [
+            {**listed[model], "id": name, "root": model}
+            for name, model in aliases
+            if model in listed and name not in listed
+        ]
 
     async def _model(self, name: str, loadable: ModelReport | None) -> dict[str, Any]:
         demand = loadable and loadable.demand
@@ -424,7 +435,7 @@ class Routes:
 
     async def _read_by(self, name: str, key: Key | None) -> str:
         """Return the model that reads texts for a name: its own, or one of its adapters."""
-        named = await self._gateway.adapters.find(name, key)
+        named = await self._gateway.names.find(name, key)
         self._gateway.check_model(key, named.full)
         if named.adapter and named.adapter not in await self._catalog.adapters(named.model):
             what = f"there is no model {name[:200]!r}"

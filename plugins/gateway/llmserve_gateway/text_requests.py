@@ -67,7 +67,7 @@ class ParsedRequest:
     """Whether an answer may have more than text: it is known only when the model is."""
     echoed_fields: Mapping[str, Any] = field(default_factory=dict)
     asked: str = ""
-    """What the client calls the model, if it has named one of its adapters."""
+    """What the client calls the model, if not by its name."""
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
     fingerprint: str = ""

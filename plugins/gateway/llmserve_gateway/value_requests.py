@@ -72,12 +72,19 @@ class ValueRequest:
     may_cut: bool = False
     """Whether the gateway has them cut then."""
     sent: Mapping[str, str] = field(default_factory=dict)
+    asked: str = ""
+    """What the client calls the model, if not by its name."""
     unknown: frozenset[str] = frozenset()
 
     adapter = ""
     answer_count = 1
     answers_per_prompt = 1
     stream = False
+
+    @property
+    def called(self) -> str:
+        """What the client calls the model, and the answer as well."""
+        return self.asked or self.model
 
     @property
     def count(self) -> int:

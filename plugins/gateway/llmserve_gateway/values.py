@@ -159,7 +159,7 @@ class ValueWriter:
 
     def _head(self) -> dict[str, Any]:
         head = {"id": self._id, "object": self.kind, "created": int(time.time())}
-        return {**head, "model": self._request.model}
+        return {**head, "model": self._request.called}
 
     def _usage(self, computed: Computed) -> dict[str, Any]:
         tokens = input_tokens(computed)
@@ -200,7 +200,7 @@ class RankingWriter(ValueWriter):
         if self._request.shape == "voyage":
             head, more = self._head(), {**self._usage(computed), **self._warned()}
             return dump({**head, "data": results, **more})
-        head = {"id": self._id, "model": self._request.model, "results": results}
+        head = {"id": self._id, "model": self._request.called, "results": results}
         return dump({**head, **self._usage(computed), "meta": self._meta()})
 
     def _result(self, index: int, score: float) -> dict[str, Any]:

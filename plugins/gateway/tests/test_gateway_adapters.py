@@ -12,9 +12,10 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.client import Completion, ModelInfo, Piece
-from llmserve.errors import ModelNotReadyError, RequestRejectedError
+from llmserve.errors import ModelNotReadyError, RequestRejectedError, UsageError
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
+from llmserve_gateway.model_names import read_aliases
 
 from .gateways import NO_TRITON, app_before
 
@@ -113,6 +114,57 @@ def test_an_adapters_own_name_is_a_model_in_every_api() -> None:
     assert triton.asked == [("mine", "sql"), *[("mine", "chat")] * 3]
 
 
+def test_a_model_is_asked_by_the_name_that_another_server_gave_it(tmp_path: Path) -> None:
+    triton = Triton({"mine": ["sql"], "other": []})
+    aliases = {"Org/Mine-7B": "mine", "mine:7b": "mine", "gone": "away"}
+
+    async def go() -> None:
+        asked = Asked(
+            triton, Settings(NO_TRITON, local=True, allowed_hosts=("*",), aliases=aliases)
+        )
+        messages = [{"role": "user", "content": "Hi"}]
+        for name in ("Org/Mine-7B", "mine:7b"):
+            for path, fields in (
+                ("/v1/completions", {"prompt": "Hi"}),
+                ("/v1/chat/completions", {"messages": messages}),
+            ):
+                answer = await asked.post(path, model=name, **fields)
+                assert answer.status_code == 200, (path, name, answer.text)
+                assert answer.json()["model"] == name
+            assert (await asked.post("/tokenize", model=name, prompt="Hi")).status_code == 200
+            one = (await asked.get(f"/v1/models/{name}")).json()
+            assert one["id"] == name
+        answer = await asked.complete("mine:7b:sql")
+        assert (answer.status_code, answer.json()["model"]) == (200, "mine:7b:sql")
+        assert (await asked.complete("mine:sql")).status_code == 200
+        missing = await asked.complete("gone")
+        assert (missing.status_code, "away" in missing.text) == (404, True), missing.text
+        assert await asked.ids() == ["mine", "mine:sql", "other", "sql", "Org/Mine-7B", "mine:7b"]
+
+    asyncio.run(go())
+    assert triton.asked == [*[("mine", "")] * 4, *[("mine", "sql")] * 2]
+    # A key is for models, whatever they are called.
+    keys = tmp_path / "keys"
+    secret = new_key(keys, "team", models=("other",))
+
+    async def go_with_key() -> None:
+        settings = Settings(NO_TRITON, keys=keys, aliases=aliases)
+        asked = Asked(triton, settings, secret)
+        refused = await asked.complete("Org/Mine-7B")
+        assert refused.status_code == 403
+        assert "mine" not in refused.text, "which model it is, is not told"
+        assert await asked.ids() == ["other"]
+
+    asyncio.run(go_with_key())
+
+
+def test_names_that_lead_nowhere_are_refused() -> None:
+    assert read_aliases(["a/b=c", "d=e=f"]) == {"a/b": "c", "d=e": "f"}
+    for words in (["a"], ["=a"], ["a="], ["a=b", "a=c"]):
+        with pytest.raises(UsageError, match="--alias"):
+            read_aliases(words)
+
+
 def test_a_name_that_is_not_clear_is_not_guessed() -> None:
     triton = Triton({"mine": ["sql", "other"], "other": ["sql"]})
 
@@ -173,7 +225,7 @@ def test_adapters_come_and_go_and_a_known_one_is_not_looked_up_for_each_request(
         triton.adapters = {"mine": ["sql"]}
         gone = await asked.complete("late")
         assert (gone.status_code, gone.json()["error"]["param"]) == (404, "model")
-        monkeypatch.setattr("llmserve_gateway.adapters._FRESH", 0)
+        monkeypatch.setattr("llmserve_gateway.model_names._FRESH", 0)
         await asked.complete("late")
         await asyncio.sleep(0.05)
         assert await asked.ids() == ["mine", "mine:sql", "sql"]

@@ -574,7 +574,6 @@ def _part_length(module: Any) -> int | None:
     """Return of how many tokens a part is that a layer attends to; None if it attends to all."""
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None)
-    if layer is None or not kinds or kinds[layer] != "chunked_attention":
+    if config is None or layer is None or not kinds or kinds[layer] != "chunked_attention":
         return None
-    length: int = config.attention_chunk_size
-    return length
+    return int(config.attention_chunk_size)

@@ -100,9 +100,12 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
 
 
 USES = {
+    "llmserve.repository.handwritten": "tensors of models that others wrote",
     "llmserve.runtime.answer.constrained": "what it constrains with, and what conflicts with that",
     "llmserve.testing.checks": "values to try",
     "llmserve.testing.logprobs": "values to try",
+    "llmserve_cli.adopting.ollama": "Ollama's own names",
+    "llmserve_cli.adopting.triton_repository": "tensors of models that others wrote",
     "llmserve_gateway.errors": "fields that are made of several options, or of none",
     "llmserve_gateway.tracing": "OpenTelemetry's list",
 }

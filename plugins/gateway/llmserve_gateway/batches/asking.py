@@ -154,7 +154,7 @@ class Asking:
     async def _model_of(self, name: str) -> str:
         """Return the model that a line names, or an adapter of which it names."""
         try:
-            return (await self._gateway.adapters.find(name, None)).model
+            return (await self._gateway.names.find(name, None)).model
         except ApiError:
             # It names an adapter of several models, which its own answer says.
             return name

@@ -1,4 +1,5 @@
-"""Which model a request names: by its name, as ``MODEL:ADAPTER``, or by an adapter's own name."""
+"""Which model a request names: by its name, as ``MODEL:ADAPTER``, by an adapter's own name, or by
+another that the gateway was told."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from llmserve.errors import LLMServeError
+from llmserve.errors import LLMServeError, UsageError
 from llmserve.runtime import is_adapter_name
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import ApiError, bad_request
@@ -32,11 +34,25 @@ class Named(NamedTuple):
         return f"{self.model}:{self.adapter}" if self.adapter else self.model
 
 
-class AdapterNames:
-    """The adapters of all models, each of which is a model as well where its name says which."""
+def read_aliases(words: Sequence[str]) -> dict[str, str]:
+    """Return other names of models, each given as ``NAME=MODEL``."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, model = word.rpartition("=")
+        if not name or not model:
+            raise UsageError(f"--alias {word!r} names no model", hint="give NAME=MODEL")
+        if found.setdefault(name, model) != model:
+            what = f"--alias has {name!r} for {found[name]} and for {model}"
+            raise UsageError(what, hint="give each name once")
+    return found
 
-    def __init__(self, catalog: Catalog) -> None:
+
+class ModelNames:
+    """What names mean. Each adapter is a model as well where its name says of which model."""
+
+    def __init__(self, catalog: Catalog, aliases: Mapping[str, str] = MappingProxyType({})) -> None:
         self._catalog = catalog
+        self.aliases = aliases
         self._names: Collection[str] = ()
         """The models, and the models that have an adapter by its name, when they were last seen."""
         self._models: Mapping[str, Sequence[str]] = {}
@@ -48,8 +64,8 @@ class AdapterNames:
         """Return what a name means to a key; one that means nothing is returned as a model's."""
         found = self.known(name)
         if found is None:
-            await self._look(name)
-            found = self.known(name) or [Named(name)]
+            await self._look(meant := self._meant(name))
+            found = self.known(meant) or [Named(meant)]
         allowed = _allowed(found, key)
         if len(allowed) > 1:
             choices = ", ".join(named.full for named in allowed)
@@ -65,6 +81,7 @@ class AdapterNames:
 
     def known(self, name: str) -> list[Named] | None:
         """Return all that a name may mean, None if that has to be looked up."""
+        name = self._meant(name)
         model, colon, adapter = name.partition(":")
         if colon and adapter:
             return [Named(model, adapter)]
@@ -77,6 +94,14 @@ class AdapterNames:
             # Who names an adapter does not wait for its model to say that it has it.
             self._see_adapters()
         return [Named(each, name) for each in models]
+
+    def _meant(self, name: str) -> str:
+        """Return a name with that of a model in place of another one, which may have colons."""
+        if model := self.aliases.get(name):
+            return model
+        before, colon, adapter = name.rpartition(":")
+        model = self.aliases.get(before) if colon else None
+        return f"{model}:{adapter}" if model else name
 
     async def _look(self, name: str) -> None:
         await self._see_names()
