@@ -12,6 +12,9 @@ PROCESS = 370_000_000
 """What Triton and a process of this engine take without a model (measured)."""
 _CONVERTER, _PART = 600_000_000, 300_000_000
 """What converting takes, whatever the size, and what comparing a few layers adds (measured)."""
+_OF_LARGEST, _ROUNDED = 5.5, 11.0
+"""Bytes for each number of the largest weight, which a comparison widens; rounded to 4 bits it is
+widened a second time (measured with models of 1, 3 and 8 B)."""
 _CONTEXT = 2048
 _GB = 1 << 30
 _FLOAT32 = 4
@@ -43,10 +46,10 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     if limit := int(options["cache_gb"]) * _GB:
         tokens = min(tokens, limit // (size.cache * width) if size.cache else tokens)
         cache = min(cache, limit)
-    # The largest weight is in memory in 8 bits before it is written (measured).
-    largest = size.largest if chosen in ("int8", "int4") else 0
+    widened = _ROUNDED if chosen == "int4" else _OF_LARGEST
+    compared = max(min(size.parameters, _PART), int(widened * size.largest))
     return Needs(
-        build=_CONVERTER + min(size.parameters, _PART) + largest if size.is_checkpoint else 0,
+        build=_CONVERTER + compared if size.is_checkpoint else 0,
         reads=size.bytes + stored,
         # A format that is not the checkpoint's is written to a file of its own first.
         disk=stored if chosen == "auto" and not is_kept else 2 * stored,
