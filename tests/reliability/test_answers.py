@@ -216,10 +216,10 @@ def test_other_files_after_a_reload_are_found(
 def test_an_engine_that_is_well_has_no_fault_under_load(
     plugin: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """For a minute, between requests that run in batches and share pages of the cache."""
+    """For half a minute, between requests that run in batches and share pages of the cache."""
     guarded = Guarded(built(tmp_path / "repository", plugin, **options))
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 30
 
         def work(number: int) -> None:
             while time.monotonic() < until:
@@ -232,7 +232,7 @@ def test_an_engine_that_is_well_has_no_fault_under_load(
             thread.start()
         for thread in threads:
             thread.join()
-        assert guarded.answers["checks"] >= 5
+        assert guarded.answers["checks"] >= 3
         assert guarded.answers["faults"] == 0
         assert guarded.faults == []
     finally:

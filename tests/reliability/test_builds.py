@@ -1,10 +1,12 @@
-"""Builds that are killed, that meet each other, or that have hostile names."""
+"""Builds that are killed, that meet each other or a full disk, or that have hostile names."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +21,25 @@ GGUF = "tiny.gguf"
 
 # The forked child has already imported everything, so the kill hits the build itself.
 KILLED = """
-import os, random, signal, sys, time
+import contextlib, os, random, signal, sys, time
 from pathlib import Path
 import llmserve
 from llmserve.repository.manifest import Manifest, hashes
 from llmserve.repository.publish import recover
 
-here = Path(sys.argv[1])
+here, plugin, source, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 
 def build(repository, tokens):
-    llmserve.build("hf", "demo", output=repository, name="m", max_tokens=tokens, force=True)
+    llmserve.build(plugin, source, output=repository, name="m", max_tokens=tokens, force=True)
+
+def programs():
+    # Those that a build has started have its folder among their arguments.
+    found = []
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(here / ".repo").encode() in words.read_bytes():
+                found.append(words.parent.name)
+    return found
 
 def built_tokens():
     folder = here / "repo" / "m"
@@ -43,7 +54,7 @@ started = time.monotonic()
 build(here / "repo", 2)
 took = time.monotonic() - started
 chance, old, new = random.Random(0), 2, 0
-for tokens in range(3, 23):
+for tokens in range(3, 3 + kills):
     child = os.fork()
     if child == 0:
         build(here / "repo", tokens)
@@ -58,40 +69,63 @@ for tokens in range(3, 23):
 build(here / "repo", 99)
 build(here / "other", 99)
 assert hashes(here / "repo" / "m") == hashes(here / "other" / "m")
-left = {path.name for path in here.iterdir()} - {"repo", "other"}
+deadline = time.monotonic() + 30
+while programs() and time.monotonic() < deadline:
+    time.sleep(0.1)
+assert not programs()
+# What a killed build has left goes with the next one, once its programs have ended.
+build(here / "repo", 100)
+left = {path.name for path in here.iterdir()} - {"repo", "other", Path(source).name}
 assert not left, left
 print(new)
 """
 
 
-def test_a_build_that_is_killed_leaves_the_old_model_or_the_new_one(tmp_path: Path) -> None:
+# A plugin that places a model and one that converts it, of a folder and of a GGUF file.
+BUILDS = [("iterative", "demo"), ("iterative", GGUF), ("openvino", "demo"), ("openvino", GGUF)]
+
+
+def source_in(folder: Path, source: str) -> str:
+    if source != GGUF:
+        return source
+    write_model(folder / source)
+    return str(folder / source)
+
+
+@pytest.mark.parametrize(("plugin", "source"), [("hf", "demo"), ("openvino", GGUF)])
+def test_a_build_that_is_killed_leaves_the_old_model_or_the_new_one(
+    plugin: str, source: str, tmp_path: Path
+) -> None:
+    kills = 20 if plugin == "hf" else 3
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path],
-        capture_output=True, text=True, check=False, timeout=240,
+        [sys.executable, "-c", KILLED, tmp_path, plugin, source_in(tmp_path, source), str(kills)],
+        capture_output=True, text=True, check=False, timeout=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    figure("a build killed at 20 points: models that were new by then", int(done.stdout), "")
+    words = f"a build of {plugin} from {source} killed at {kills} points: models new by then"
+    figure(words, int(done.stdout), "")
 
 
 BUILD = """
-import sys, llmserve
-plugin, source, repository, tokens = sys.argv[1:]
+import resource, sys, llmserve
+plugin, source, repository, tokens, limit = sys.argv[1:]
+if int(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit),) * 2)
 llmserve.build(plugin, source, output=repository, name="m", max_tokens=int(tokens))
 """
 
 
-@pytest.mark.parametrize("source", ["demo", GGUF])
-@pytest.mark.parametrize("plugin", ["iterative", "openvino"])
+def start(plugin: str, source: str, folder: Path, tokens: int, limit: int = 0) -> Any:
+    words = [plugin, source, str(folder / "repo"), str(tokens), str(limit)]
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, *words], stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(("plugin", "source"), BUILDS)
 def test_of_two_builds_at_once_both_are_whole(plugin: str, source: str, tmp_path: Path) -> None:
-    model = source
-    if source == GGUF:
-        write_model(tmp_path / source)
-        model = str(tmp_path / source)
-    words = [sys.executable, "-c", BUILD, plugin, model, str(tmp_path / "repo")]
-    builds = [
-        subprocess.Popen([*words, tokens], stderr=subprocess.PIPE, text=True)
-        for tokens in ("3", "4")
-    ]
+    model = source_in(tmp_path, source)
+    builds = [start(plugin, model, tmp_path, tokens) for tokens in (3, 4)]
     for build in builds:
         _, errors = build.communicate(timeout=300)
         assert build.returncode == 0, errors
@@ -102,26 +136,28 @@ def test_of_two_builds_at_once_both_are_whole(plugin: str, source: str, tmp_path
     assert {path.name for path in tmp_path.iterdir()} - {source} == {"repo"}
 
 
-FULL = """
-import resource, sys, llmserve
-llmserve.build("iterative", "demo", output=sys.argv[1], name="m")
-resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-llmserve.build("iterative", "demo", output=sys.argv[1], name="m", max_tokens=4)
-"""
+def contents_of(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_a_disk_that_fills_in_the_middle_is_said_and_the_old_model_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("plugin", "source"), [("iterative", "demo"), ("openvino", GGUF)])
+def test_a_disk_that_fills_in_the_middle_is_said_and_the_old_model_stays(
+    plugin: str, source: str, tmp_path: Path
+) -> None:
     """Files that reach a limit fail as those on a full disk do."""
-    repository = tmp_path / "repo"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, repository], capture_output=True, text=True, check=False
-    )
-    last = done.stderr.splitlines()[-1]
-    assert "OutputError: model.safetensors cannot be copied to the repository: File too" in last
-    manifest = Manifest.read(repository / "m")
-    assert manifest is not None
-    assert manifest.missing(repository / "m") == manifest.edits(repository / "m") == []
-    assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+    model = source_in(tmp_path, source)
+    assert start(plugin, model, tmp_path, 3).wait(300) == 0
+    before = contents_of(tmp_path)
+    full = start(plugin, model, tmp_path, 4, limit=200_000)
+    _, errors = full.communicate(timeout=300)
+    last = errors.splitlines()[-1]
+    assert last.startswith("llmserve.errors.OutputError: "), errors
+    assert "File too large" in last
+    assert contents_of(tmp_path) == before
 
 
 PARTS = ["..", "../x", "/tmp/x", "a/b", "a\\b", "~", "$HOME", "`id`", "a;b", "a b", "a\nb", "a\0b"]
