@@ -13,7 +13,6 @@ import click
 from google.protobuf import text_format
 
 from llmserve.commands import built_models, check_folder, printable
-from llmserve.contract.names import KNOWN_ANSWERS, MANIFEST
 from llmserve.errors import ConfigError, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _MOUNTED = "/models"
 """Where NVIDIA's containers are usually given a repository."""
 _OURS, _CONFIG = "llmserve.", "config.pbtxt"
-_NOT_PLAIN = (MANIFEST, KNOWN_ANSWERS, "client.py")
-"""What only llmserve reads or writes."""
+_CLIENT = "client.py"
 
 
 @click.command()
@@ -159,7 +157,7 @@ def _write_graphs(model: Model, repository: Repository, out: Path) -> list[Path]
         if not _is_graph(part) or part.config is None:
             continue
         folder = out / part.name
-        shutil.copytree(part.folder, folder, ignore=shutil.ignore_patterns(*_NOT_PLAIN))
+        shutil.copytree(part.folder, folder, ignore=shutil.ignore_patterns(*part.about, _CLIENT))
         config = type(part.config)()
         config.CopyFrom(part.config)
         for key in [key for key in config.parameters if key.startswith(_OURS)]:

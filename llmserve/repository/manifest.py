@@ -24,6 +24,10 @@ _RELEASE = re.compile(r"(\d\d\.\d\d)?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
+ABOUT = (MANIFEST, KNOWN_ANSWERS)
+"""The files in a model's folder that are about the model."""
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Describes a built model: the same inputs give the same manifest on any machine.
@@ -107,7 +111,7 @@ class Manifest:
 
 def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, except those that are about it."""
-    about = {folder / MANIFEST, folder / KNOWN_ANSWERS}
+    about = {folder / name for name in ABOUT}
     return {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))

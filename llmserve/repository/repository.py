@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve.contract.container import LAUNCH_SCRIPT
 from llmserve.contract.passport import DECLARED as FINGERPRINT
 from llmserve.errors import ConfigError
-from llmserve.repository.manifest import Manifest, hashes
+from llmserve.repository.manifest import ABOUT, Manifest, hashes
 
 if TYPE_CHECKING:
     from llmserve.repository.config import ModelConfig
@@ -26,6 +26,11 @@ class Model:
     """
 
     folder: Path
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """The files in its folder that are about it: llmserve's, and nothing that it runs with."""
+        return ABOUT
 
     @property
     def name(self) -> str:
