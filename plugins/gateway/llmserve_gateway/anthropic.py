@@ -42,6 +42,7 @@ from llmserve_gateway.generation_fields import (
     unaffected,
 )
 from llmserve_gateway.openai_answers import dump, dump_text
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import CACHED, Usage
 
@@ -258,7 +259,7 @@ def _without(blocks: Sequence[Any], *kinds: str) -> list[Any]:
 class MessagesWriter:
     """Writes an answer as a message, or as Anthropic's events."""
 
-    def __init__(self, request: ParsedRequest, request_id: str) -> None:
+    def __init__(self, request: ParsedRequest, record: RequestRecord) -> None:
         self.usage = Usage(1, 1)
         self._stop_words = request.options.get("stop_words", []) if request.report_stop_word else []
         self._stop: dict[str, str | None] = {"stop_reason": "end_turn", "stop_sequence": None}
@@ -266,7 +267,7 @@ class MessagesWriter:
         self._block_count = 0
         self._block_type = ""
         self._message: dict[str, Any] = {
-            "id": f"msg_{request_id}",
+            "id": f"msg_{record.id}",
             "type": "message",
             "role": "assistant",
             "model": request.called,

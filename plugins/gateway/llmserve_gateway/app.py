@@ -19,17 +19,26 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.plugin import Address
-from llmserve_gateway import anthropic
+from llmserve_gateway import anthropic, ollama
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.routes import BatchRoutes
 from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import Receive
 from llmserve_gateway.dialects import Dialect
 from llmserve_gateway.document import make_document
-from llmserve_gateway.endpoints import ASKED, ENDPOINTS, OF_BATCHES, OWN, PLACES, Endpoint
+from llmserve_gateway.endpoints import (
+    ASKED,
+    ENDPOINTS,
+    OF_BATCHES,
+    OF_OLLAMA,
+    OWN,
+    PLACES,
+    Endpoint,
+)
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.gateway import Gateway, Settings
 from llmserve_gateway.headers import HeaderChecks
+from llmserve_gateway.ollama_routes import OllamaRoutes
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Send
 from llmserve_gateway.routes import Routes, failure
@@ -61,11 +70,9 @@ _ABSENT = {
     "/v1/realtime": "realtime sessions",
 }
 
-# What Ollama's clients ask for, and where OpenAI's API has it.
+# What Ollama's clients do with models, and which command does it here.
 _OLLAMA = {
-    "chat": "/v1/chat/completions", "generate": "/v1/completions", "embed": "/v1/embeddings",
-    "embeddings": "/v1/embeddings", "tags": "/v1/models", "ps": "/v1/models",
-    "show": "/v1/models", "version": "/v1/models",
+    "create": "build", "copy": "build", "delete": "remove", "push": "export", "blobs": "build",
 }  # fmt: skip
 _BASE = (
     "the base address of OpenAI's clients is this server's with /v1, that of Anthropic's without"
@@ -100,13 +107,23 @@ def _absent(path: str) -> str:
     return ""
 
 
+def is_ollamas(path: str) -> bool:
+    """Return whether a path is one of Ollama's API, there or not."""
+    return path.startswith("/api/") and "/v1" not in path
+
+
+def _error_body(path: str) -> Callable[[ApiError], bytes]:
+    """Return how the API that a path is of writes an error."""
+    if "/v1/messages" in path:
+        return anthropic.error_body
+    return ollama.error_body if is_ollamas(path) else ApiError.json
+
+
 def _meant(path: str, known: Collection[str]) -> str:
     """Return where a client with a wrong address wanted to go; nothing if that is unclear."""
     parts = [part for part in path.split("/") if part]
-    if parts[:1] == ["api"] and "v1" not in parts:
-        there = _OLLAMA.get(parts[1] if parts[1:] else "")
-        instead = f": {there} of OpenAI's is here" if there else ""
-        return f": Ollama's own API is not here{instead}; {_BASE}"
+    if is_ollamas(path) and (command := _OLLAMA.get(parts[1] if parts[1:] else "")):
+        return f": no request does that here, but llmserve {command}"
     if parts == ["v1"]:
         return f": {_BASE}, and GET /v1/models lists the models"
     for at in range(len(parts)):
@@ -128,7 +145,7 @@ def make_app(
     folder = Folder(settings.batches) if settings.batches else None
     runner = Runner(gateway, folder, lambda *call: app(*call)) if folder else None
     routes = Routes(gateway, partial(make_document, batches=folder is not None))
-    batches = BatchRoutes(runner)
+    batches, ollamas = BatchRoutes(runner), OllamaRoutes(gateway, routes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -153,13 +170,14 @@ def make_app(
     api_routes = [
         *(Route(row.path, Asked(gateway, row.answer), methods=[row.method]) for row in ASKED),
         *(answering(row, routes) for row in OWN),
+        *(answering(row, ollamas) for row in OF_OLLAMA),
         *(answering(row, batches) for row in OF_BATCHES),
     ]
 
     async def missing(request: Request, error: Any) -> Response:
         del error
         path = request.url.path[:200]
-        body = anthropic.error_body if "/v1/messages" in path else ApiError.json
+        body = _error_body(path)
         partial_matches = (
             route for route in api_routes if route.matches(request.scope)[0] == Match.PARTIAL
         )

@@ -15,7 +15,7 @@ from llmserve_gateway.fields import Reads
 from llmserve_gateway.keys import Key
 from llmserve_gateway.model_names import Named
 from llmserve_gateway.replicas import Replicas
-from llmserve_gateway.reply import Reply
+from llmserve_gateway.reply import EVENTS, Reply, RequestRecord, StreamFormat
 from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.usage import Usage
 from llmserve_gateway.value_requests import ValueRequest
@@ -44,6 +44,7 @@ class Dialect(ABC, Generic[R]):
     operation: str
     """OpenTelemetry's name for it."""
     error_body: Callable[[ApiError], bytes] = ApiError.json
+    streams_as: StreamFormat = EVENTS
 
     async def settled(self, models: Models, key: Key | None, request: R) -> R:
         """Return a request with what it leaves to the gateway."""
@@ -51,7 +52,7 @@ class Dialect(ABC, Generic[R]):
         return request
 
     @abstractmethod
-    def failure_of(self, request: R, request_id: str) -> Callable[[ApiError], bytes]:
+    def failure_of(self, request: R, record: RequestRecord) -> Callable[[ApiError], bytes]:
         """Return what writes an error within a stream that has sent nothing but comments."""
 
     @abstractmethod
@@ -65,7 +66,7 @@ def with_named(request: R, named: Named) -> R:
     """Return a request to the model, and its adapter, that the request has named."""
     if named == Named(request.model):
         return request
-    called = replace(request, model=named.model, asked=request.model)
+    called = replace(request, model=named.model, asked=request.called)
     if not named.adapter or not isinstance(called, ParsedRequest):
         return called
     return replace(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, GENERATE, RERANK
-from llmserve_gateway import anthropic, responses
+from llmserve_gateway import anthropic, ollama, ollama_requests, responses
 from llmserve_gateway.adapter_changes import ADDITION, REMOVAL
 from llmserve_gateway.batches.routes import NEW_BATCH, BatchRoutes
 from llmserve_gateway.batches.uploads import UPLOAD
@@ -18,6 +18,7 @@ from llmserve_gateway.dialects import Dialect
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import Body
 from llmserve_gateway.keys import Key
+from llmserve_gateway.ollama_routes import OllamaRoutes
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
 from llmserve_gateway.routes import DETOKENIZED, ONE_MODEL, ORDER, TOKENIZED, Routes
@@ -38,7 +39,7 @@ T_co = TypeVar("T_co", covariant=True)
 Answer = Callable[[T, Request, "Key | None"], Awaitable[Response]]
 """A method that answers a request which the dialects have no part in."""
 
-JSON, EVENT_STREAM, TEXT_PLAIN = "application/json", "text/event-stream", "text/plain"
+JSON, TEXT_PLAIN = "application/json", "text/plain"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class Endpoint(Generic[T_co]):
 def _asked(path: str, summary: str, dialect: Dialect[Any], of: str = "") -> Endpoint[Dialect[Any]]:
     bodies = dialect.read.bodies
     streams = any("stream" in body.fields for body in bodies)
-    sends = (JSON, EVENT_STREAM) if streams else (JSON,)
+    sends = (JSON, dialect.streams_as.media_type) if streams else (JSON,)
     return Endpoint(path, summary, dialect, "POST", bodies, sends=sends, of=of,
                     error_body=dialect.error_body)  # fmt: skip
 
@@ -103,7 +104,19 @@ _COHERE_RERANKING = replace(_RERANKING, read=read_cohere_rerank, error_body=ApiE
 _SCORING = ValueDialect(read=read_score, new_writer=ScoreWriter, operation="score")
 _CLASSIFYING = ValueDialect(read=read_classify, new_writer=LabelWriter, operation="classify")
 
-# By all names that these have in the APIs of OpenAI, Jina, Cohere, vLLM and Hugging Face.
+_OLLAMA_CHAT = ollama.TurnDialect(read=ollama_requests.read_chat, new_writer=ollama.ChatWriter)
+_OLLAMA_TEXT = ollama.TurnDialect(
+    read=ollama_requests.read_text, new_writer=ollama.TextWriter, operation="text_completion",
+    is_of_one_prompt=True,
+)  # fmt: skip
+_OLLAMA_EMBED = ollama.VectorDialect(
+    read=ollama_requests.read_embed, new_writer=ollama.VectorsWriter
+)
+_OLLAMA_EMBEDDING = replace(
+    _OLLAMA_EMBED, read=ollama_requests.read_embedding, new_writer=ollama.VectorWriter
+)
+
+# By all names that these have in the APIs of OpenAI, Jina, Cohere, vLLM, Hugging Face and Ollama.
 ASKED: Sequence[Endpoint[Dialect[Any]]] = (
     _asked("/v1/chat/completions", "Answer a conversation", CHAT, of=GENERATE),
     _asked("/v1/completions", "Continue a text", COMPLETION),
@@ -118,6 +131,10 @@ ASKED: Sequence[Endpoint[Dialect[Any]]] = (
     _asked("/v1/score", "How well texts answer others, as in vLLM", _SCORING),
     _asked("/score", "Same as /v1/score", _SCORING),
     _asked("/classify", "The labels of texts, as in vLLM", _CLASSIFYING, of=CLASSIFY),
+    _asked("/api/chat", "Answer a conversation, in Ollama's format", _OLLAMA_CHAT),
+    _asked("/api/generate", "Answer a prompt, in Ollama's format", _OLLAMA_TEXT),
+    _asked("/api/embed", "The embeddings of texts, in Ollama's format", _OLLAMA_EMBED),
+    _asked("/api/embeddings", "The same of one text, as older clients ask", _OLLAMA_EMBEDDING),
 )  # fmt: skip
 """Those that ask a model for an answer."""
 
@@ -166,6 +183,21 @@ OF_BATCHES: Sequence[Endpoint[Answer[BatchRoutes]]] = (
 )  # fmt: skip
 """Those of files and batches, which a gateway may not keep."""
 
-ENDPOINTS: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_BATCHES)
+_OLLAMAS: Mapping[str, Any] = {"error_body": ollama.error_body}
+OF_OLLAMA: Sequence[Endpoint[Answer[OllamaRoutes]]] = (
+    Endpoint("/api/version", "The version of Ollama whose API this is", OllamaRoutes.version,
+             **_OLLAMAS),
+    Endpoint("/api/tags", "The available models, in Ollama's format", OllamaRoutes.tags,
+             **_OLLAMAS),
+    Endpoint("/api/ps", "The models that are loaded, in Ollama's format", OllamaRoutes.running,
+             **_OLLAMAS),
+    _posted("/api/show", "What a model can do, in Ollama's format", OllamaRoutes.show,
+            ollama_requests.SHOWN, **_OLLAMAS),
+    _posted("/api/pull", "Whether a model is here; none is downloaded", OllamaRoutes.pull,
+            ollama_requests.PULLED, **_OLLAMAS),
+)  # fmt: skip
+"""Those of Ollama that ask no model for an answer."""
+
+ENDPOINTS: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *OF_BATCHES)
 PLACES: Mapping[str, str] = {row.of: row.path for row in ASKED if row.of}
 """Where a model is asked for what it is for."""

@@ -241,7 +241,7 @@ class Gateway:
         if isinstance(key, BatchKey):
             holding = self._load_for_batch(self.loads, key, request.model, reply)
         else:
-            comments = request.stream and reply is not None
+            comments = request.stream and reply is not None and reply.streams_as.has_comments
             party = self._party_of(key)
             holding = self.loads.hold(request.model, timeout, reply, comments=comments, party=party)
         attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
@@ -343,7 +343,7 @@ class Gateway:
         }
         record = RequestRecord(request_id(headers))
         trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
-        reply = Reply(send, record, dialect.error_body, headers)
+        reply = Reply(send, record, dialect.error_body, headers, dialect.streams_as)
         try:
             await self._answer(scope, headers, receive, reply, dialect, trace)
         except (ClientDisconnected, asyncio.CancelledError, RequestCancelledError):
@@ -388,7 +388,7 @@ class Gateway:
         timeout = self.timeout(headers)
         if self.loads:
             # It may fail after a comment has begun the stream.
-            reply.error_event = dialect.failure_of(request, record.id)
+            reply.error_event = dialect.failure_of(request, record)
         # A client that disconnects frees its slots, even while its answer is being generated. While
         # its model is loaded it has none, which others need.
         async with (

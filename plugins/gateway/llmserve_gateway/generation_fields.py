@@ -145,7 +145,7 @@ def _choice(value: Any, name: str) -> Any:
 
 _CHOICES = ("none", "auto", "required")
 # What they have inside is checked by what shows them to a model.
-_TOOLS: Field[list[Any] | None] = Field(
+TOOL_LIST: Field[list[Any] | None] = Field(
     "tools", "The functions that an answer may call.", _tools,
     {"type": "array", "items": {"type": "object"}},
 )  # fmt: skip
@@ -155,14 +155,14 @@ _TOOL_CHOICE: Field[Any] = Field(
 )  # fmt: skip
 _PARALLEL = said("parallel_tool_calls", "Whether an answer may have several calls.")
 TOOLS: tuple[Field[Any], ...] = (
-    _TOOLS, _TOOL_CHOICE, _PARALLEL,
+    TOOL_LIST, _TOOL_CHOICE, _PARALLEL,
     *refused("deprecated: use tools and tool_choice", "functions", "function_call"),
 )  # fmt: skip
 
 
 def read_tools(values: Values, messages: Any) -> Tools | None:
     """Return the tools of a request; None if no tool may be called."""
-    fields = (_TOOLS, _TOOL_CHOICE, _PARALLEL)
+    fields = (TOOL_LIST, _TOOL_CHOICE, _PARALLEL)
     return Tools.of({"messages": messages, **{field.name: values[field] for field in fields}})
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from llmserve.client import Completion, Logprob, Piece, ToolCall
 from llmserve_gateway.errors import ApiError
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.usage import CACHED, Usage
 
@@ -21,10 +22,10 @@ DONE = b"data: [DONE]\n\n"
 class ChatWriter:
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ParsedRequest, request_id: str) -> None:
+    def __init__(self, request: ParsedRequest, record: RequestRecord) -> None:
         self._request = request
         self._head = {
-            "id": f"{self.prefix}-{request_id}",
+            "id": f"{self.prefix}-{record.id}",
             "object": self.kind,
             "created": int(time.time()),
             "model": request.called,
@@ -130,8 +131,8 @@ class ChatWriter:
 class CompletionWriter(ChatWriter):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, request: ParsedRequest, request_id: str) -> None:
-        super().__init__(request, request_id)
+    def __init__(self, request: ParsedRequest, record: RequestRecord) -> None:
+        super().__init__(request, record)
         self._lengths = [0] * request.answer_count
         # Where the next token's text begins, which the text sent so far does not show: a piece may
         # hold back the text of its tokens, and a stop word removes some.

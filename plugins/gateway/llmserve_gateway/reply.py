@@ -17,13 +17,24 @@ from llmserve_gateway.headers import is_anthropics
 Send = Callable[[Any], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    # Proxies must not buffer a stream.
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+# Proxies must not buffer a stream.
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True)
+class StreamFormat:
+    """How an API sends an answer in pieces."""
+
+    media_type: str
+    parameters: str = ""
+    has_comments: bool = False
+    """Whether a stream may have lines that clients do not read."""
+
+
+EVENTS = StreamFormat("text/event-stream", "; charset=utf-8", has_comments=True)
+LINES = StreamFormat("application/x-ndjson")
+"""An object in each line."""
 
 
 def request_id(headers: Mapping[str, str]) -> str:
@@ -93,8 +104,10 @@ class Reply:
         record: RequestRecord,
         error_body: Callable[[ApiError], bytes] = ApiError.json,
         headers: Mapping[str, str] | None = None,
+        streams_as: StreamFormat = EVENTS,
     ) -> None:
         self._send = send
+        self.streams_as = streams_as
         self._ids = id_headers(headers or {}, record.id)
         self.record = record
         self._error_body = error_body
@@ -114,7 +127,8 @@ class Reply:
 
     async def start_stream(self, events: bytes) -> None:
         if not self._streaming:
-            await self._start(200, _EVENT_HEADERS)
+            format = f"{self.streams_as.media_type}{self.streams_as.parameters}"
+            await self._start(200, [(b"content-type", format.encode()), *_STREAM_HEADERS])
             self._streaming = self.record.streamed = True
         if events:
             await self.send_events(events)

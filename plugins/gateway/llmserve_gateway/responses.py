@@ -44,6 +44,7 @@ from llmserve_gateway.generation_fields import (
     unaffected,
 )
 from llmserve_gateway.openai_answers import dump, dump_text, token_json
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import CACHED, Usage
 
@@ -244,11 +245,11 @@ def _is_thought(message: Mapping[str, Any]) -> bool:
 class ResponsesWriter:
     """Writes an answer as a response object, or as OpenAI's events."""
 
-    def __init__(self, request: ParsedRequest, request_id: str) -> None:
+    def __init__(self, request: ParsedRequest, record: RequestRecord) -> None:
         self.usage = Usage(1, 1)
         self._sequence_number = 0
         self._truncated = False
-        self._id = request_id
+        self._id = record.id
         self._has_parts = request.has_parts
         self._output: list[dict[str, Any]] = []
         self._item_open = False
@@ -262,7 +263,7 @@ class ResponsesWriter:
         options = request.options
         functions = request.tools.functions if request.tools else ()
         self._response: dict[str, Any] = {
-            "id": f"resp_{request_id}",
+            "id": f"resp_{record.id}",
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",

@@ -89,6 +89,13 @@ class Routes:
         self._adapters = AdapterChanges(gateway.settings)
 
     async def models(self, request: Request, key: Key | None) -> Response:
+        data = await self.listed(key)
+        if is_anthropics(request.headers):
+            return json_response(anthropic.models_page(data, request.query_params))
+        return json_response({"object": "list", "data": data})
+
+    async def listed(self, key: Key | None) -> list[dict[str, Any]]:
+        """Return what is said of each model that a key may use, by each of its names."""
         names = await self._offered(key)
         loadable = {report.name: report for report in await self._catalog.loadable()}
         found = await asyncio.gather(
@@ -96,13 +103,15 @@ class Routes:
         )
         data = [model for models in found for model in models]
         data += await self._by_own_names(data, key)
-        data += self._by_aliases(data)
-        if is_anthropics(request.headers):
-            return json_response(anthropic.models_page(data, request.query_params))
-        return json_response({"object": "list", "data": data})
+        return data + self._by_aliases(data)
 
     async def model(self, request: Request, key: Key | None) -> Response:
-        name = request.path_params["name"]
+        report = await self.reported(request.path_params["name"], key)
+        is_theirs = is_anthropics(request.headers)
+        return json_response(anthropic.model_info(report) if is_theirs else report)
+
+    async def reported(self, name: str, key: Key | None) -> dict[str, Any]:
+        """Return what is said of a model, by any of its names."""
         named, models = await self._gateway.names.find(name, key), []
         if named.model in await self._offered(key):
             models = await self._models(named.model, await self._loadable(named.model), key)
@@ -110,8 +119,7 @@ class Routes:
         if report is None:
             what = f"there is no model {name[:200]!r}" if name else "/v1/models has no / at its end"
             raise ApiError(404, what, param="model", code="model_not_found")
-        report, is_theirs = {**report, "id": name}, is_anthropics(request.headers)
-        return json_response(anthropic.model_info(report) if is_theirs else report)
+        return {**report, "id": name}
 
     async def load(self, request: Request, key: Key | None) -> Response:
         """Load a model now, whatever has failed before, and answer when it is loaded."""

@@ -15,7 +15,7 @@ from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32
 from llmserve_gateway.dialects import Dialect, Models
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.openai_requests import BUDGET
-from llmserve_gateway.reply import Reply
+from llmserve_gateway.reply import Reply, RequestRecord
 from llmserve_gateway.streams import each, flattened, merged
 from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import Usage
@@ -44,11 +44,13 @@ class ResponseWriter(Protocol):
 class TextDialect(Dialect[ParsedRequest]):
     """The request and response formats of an API for text."""
 
-    new_writer: Callable[[ParsedRequest, str], ResponseWriter]
+    new_writer: Callable[[ParsedRequest, RequestRecord], ResponseWriter]
     operation: str = "chat"
 
-    def failure_of(self, request: ParsedRequest, request_id: str) -> Callable[[ApiError], bytes]:
-        return self.new_writer(request, request_id).failure
+    def failure_of(
+        self, request: ParsedRequest, record: RequestRecord
+    ) -> Callable[[ApiError], bytes]:
+        return self.new_writer(request, record).failure
 
     async def begin(
         self,
@@ -71,7 +73,7 @@ class TextDialect(Dialect[ParsedRequest]):
             request.options[FILL_CONTEXT] = True
         if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
             request.options[INCLUDE_STOP.name] = True
-        writer = self.new_writer(request, reply.record.id)
+        writer = self.new_writer(request, reply.record)
         reply.error_event = writer.failure
         exchange = _Exchange(models, request, writer, reply, timeout, new_reader)
         return writer.usage, exchange.stream() if request.stream else exchange.whole()

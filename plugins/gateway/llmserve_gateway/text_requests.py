@@ -70,6 +70,8 @@ class ParsedRequest:
     """What the client calls the model, if not by its name."""
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
+    only_loads: bool = False
+    """Whether it asks for nothing but that its model is loaded."""
     fingerprint: str = ""
     """Names what the model's answers depend on; it is known only when the model is."""
 

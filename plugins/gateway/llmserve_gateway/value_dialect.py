@@ -12,7 +12,7 @@ from llmserve.runtime.contract import CLASSIFY, RERANK, TRUNCATE
 from llmserve_gateway.dialects import Dialect, Models
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import Key
-from llmserve_gateway.reply import Reply
+from llmserve_gateway.reply import Reply, RequestRecord
 from llmserve_gateway.usage import Usage
 from llmserve_gateway.value_requests import ValueRequest
 from llmserve_gateway.values import ValueWriter, compute, cut_texts, input_tokens
@@ -22,7 +22,7 @@ from llmserve_gateway.values import ValueWriter, compute, cut_texts, input_token
 class ValueDialect(Dialect[ValueRequest]):
     """The request and response formats of an API for values."""
 
-    new_writer: Callable[[ValueRequest, str, Sequence[str]], ValueWriter]
+    new_writer: Callable[[ValueRequest, RequestRecord, Sequence[str]], ValueWriter]
 
     async def settled(self, models: Models, key: Key | None, request: ValueRequest) -> ValueRequest:
         """Return a request with what it leaves to the gateway: whether texts are cut, its model."""
@@ -42,8 +42,10 @@ class ValueDialect(Dialect[ValueRequest]):
             raise bad_request(f"{what}: send model", "model")
         return replace(request, model=names[0])
 
-    def failure_of(self, request: ValueRequest, request_id: str) -> Callable[[ApiError], bytes]:
-        del request, request_id
+    def failure_of(
+        self, request: ValueRequest, record: RequestRecord
+    ) -> Callable[[ApiError], bytes]:
+        del request, record
         return ApiError.event
 
     async def begin(
@@ -80,7 +82,7 @@ class ValueDialect(Dialect[ValueRequest]):
             raise failure from None
         usage.update(0, input_tokens(computed), 0)
         labels = await models.catalog.labels(info.name) if CLASSIFY in request.tasks else ()
-        writer = self.new_writer(request, reply.record.id, labels)
+        writer = self.new_writer(request, reply.record, labels)
         if request.cuts:
             limit = await models.catalog.context_length(info.name)
             writer.warnings += cut_texts(request, computed, limit)

@@ -232,7 +232,7 @@ def _inputs(name: str) -> Field[Texts]:
                  required=True)  # fmt: skip
 
 
-def _texts(name: str, help: str) -> Field[list[str] | None]:
+def texts(name: str, help: str) -> Field[list[str] | None]:
     texts = {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": STRING}
     return Field(name, help, _one_or_more, {"anyOf": [STRING, texts]})
 
@@ -334,7 +334,7 @@ RANKING = Body(
     *refused("only the text of a document is compared", "rank_fields"),
     *_COMPARED,
 )
-_RANKED = needed(_texts("texts", "What is ranked."))
+_RANKED = needed(texts("texts", "What is ranked."))
 _RETURNS_TEXT = flag("return_text", "Whether to return the texts, too.")
 TEI_RANKING = Body(
     _QUERY,
@@ -388,10 +388,10 @@ read_cohere_rerank = Readers(_ranking(False), _read_tei_rerank, _RANKED)
 # Scores and labels
 
 _SIDES = tuple(
-    (_texts(first, "The texts to compare, or one."), _texts(second, "The texts to compare with."))
+    (texts(first, "The texts to compare, or one."), texts(second, "The texts to compare with."))
     for first, second in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 )
-_ITEMS = _texts("items", "The same as documents.")
+_ITEMS = texts("items", "The same as documents.")
 _PAIRS = (*_SIDES[:2], (_SIDES[1][0], _ITEMS), _SIDES[2])
 SCORES = Body(
     MODEL,
@@ -400,7 +400,7 @@ SCORES = Body(
     *_COMPARED,
     any_of=[[first.name, second.name] for first, second in _PAIRS],
 )
-_TEXT_PAIR = _texts("text_pair", "The second text of each pair, for models that read two.")
+_TEXT_PAIR = texts("text_pair", "The second text of each pair, for models that read two.")
 LABELS = Body(_INPUT, _TEXT_PAIR, MODEL, *_COMPARED)
 
 

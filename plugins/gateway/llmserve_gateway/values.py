@@ -24,6 +24,7 @@ from llmserve.runtime.contract import (
 )
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.value_requests import Call, Texts, ValueRequest
 
 if TYPE_CHECKING:
@@ -143,9 +144,12 @@ class ValueWriter:
 
     prefix, kind = "embd", "list"
 
-    def __init__(self, request: ValueRequest, request_id: str, labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, request: ValueRequest, record: RequestRecord, labels: Sequence[str] = ()
+    ) -> None:
         self._request = request
-        self._id = f"{self.prefix}-{request_id}"
+        self._id = f"{self.prefix}-{record.id}"
+        self._record = record
         self._labels = labels
         self.warnings: list[str] = []
         """What a client should know of its answer."""
@@ -171,20 +175,27 @@ class ValueWriter:
 
 class EmbeddingsWriter(ValueWriter):
     async def whole(self, computed: Computed) -> bytes:
+        vectors = await self._vectors(computed)
+        if self._request.shape == "tei":
+            return b"[%b]" % b",".join(vectors)
+        rows = [
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, vector)
+            for index, vector in enumerate(vectors)
+        ]
+        head, usage = dump(self._head()), dump({**self._usage(computed), **self._warned()})
+        return b'%b,"data":[%b],%b' % (head[:-1], b",".join(rows), usage[1:])
+
+    async def _vectors(self, computed: Computed) -> list[bytes]:
+        """Return each vector as JSON."""
         vectors = np.ascontiguousarray(output(computed, EMBEDDING.name), dtype="<f4")
         write = _base64 if self._request.encoding == "base64" else _numbers
-        is_bare = self._request.shape == "tei"
         rows, paused = [], time.perf_counter()
-        for index, vector in enumerate(vectors):
-            number = b'{"object":"embedding","index":%d,"embedding":' % index
-            rows.append(write(vector) if is_bare else b"%b%b}" % (number, write(vector)))
+        for vector in vectors:
+            rows.append(write(vector))
             if time.perf_counter() - paused > _BUSY_SECONDS:
                 await asyncio.sleep(0)
                 paused = time.perf_counter()
-        if is_bare:
-            return b"[%b]" % b",".join(rows)
-        head, usage = dump(self._head()), dump({**self._usage(computed), **self._warned()})
-        return b'%b,"data":[%b],%b' % (head[:-1], b",".join(rows), usage[1:])
+        return rows
 
 
 class RankingWriter(ValueWriter):

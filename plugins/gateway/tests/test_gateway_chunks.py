@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llmserve.client import Piece
 from llmserve_gateway.endpoints import CHAT, COMPLETION, MESSAGE, RESPONSE
 from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.text_dialect import TextDialect
 
 _HELLO = [{"role": "user", "content": "Hello"}]
@@ -47,7 +48,9 @@ def events(stream: bytes) -> list[tuple[str, bytes]]:
 @given(texts)
 def test_a_chunk_is_what_one_that_is_written_whole_would_be(kind: str, pieces: list[str]) -> None:
     dialect, body = _BODIES[kind]
-    writer = dialect.new_writer(dialect.read({"model": "m", "stream": True, **body}), "id")
+    writer = dialect.new_writer(
+        dialect.read({"model": "m", "stream": True, **body}), RequestRecord("id")
+    )
     number = len(events(writer.opening(Piece(""))))
     for text in pieces:
         ((name, data),) = events(writer.chunk(Piece(text, output_tokens=1)))

@@ -32,6 +32,7 @@ from llmserve_gateway.conversations import read_messages
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.responses import ResponsesWriter, read_response_request
 from llmserve_gateway.text_requests import ParsedRequest
 
@@ -71,11 +72,11 @@ def test_what_a_response_cannot_have_is_refused_in_its_own_shape() -> None:
 def test_the_logprobs_of_a_message_are_of_its_own_tokens() -> None:
     asked = {"model": "m", "input": "Hi", "include": ["message.output_text.logprobs"]}
     tokens = [Logprob(i, token, -0.5) for i, token in enumerate(("<t>", "hm", "</t>", "Yes", "!"))]
-    writer = ResponsesWriter(read_response_request(asked), "x")
+    writer = ResponsesWriter(read_response_request(asked), RequestRecord("x"))
     whole = writer.whole([Completion("Yes!", "stop", logprobs=(*tokens,), reasoning="hm")])
     (part,) = json.loads(whole)["output"][1]["content"]
     assert [entry["token"] for entry in part["logprobs"]] == ["Yes", "!"]
-    writer = ResponsesWriter(read_response_request(asked), "x")
+    writer = ResponsesWriter(read_response_request(asked), RequestRecord("x"))
     events = writer.chunk(Piece("", logprobs=(*tokens[:3],), reasoning="hm"))
     events += writer.chunk(Piece("", logprobs=(tokens[3],)))
     events += writer.chunk(Piece("Yes!", logprobs=(tokens[4],))) + writer.closing()
@@ -240,19 +241,24 @@ def test_a_response_echoes_its_request() -> None:
     body = {"model": "m", "input": "Hi"}
     echoed = {"instructions": "Be short", "metadata": {"for": "a test"}, "tool_choice": named}
     request = read_response_request({**body, **echoed, "tools": [function]})
-    response = json.loads(ResponsesWriter(request, "x").whole([Completion("")]))
+    response = json.loads(ResponsesWriter(request, RequestRecord("x")).whole([Completion("")]))
     assert {name: response[name] for name in echoed} == echoed
     assert response["text"] == {"format": {"type": "text"}}
     text = {"format": {"type": "json_schema", "name": "f", "schema": {"type": "object"}}}
     request = read_response_request({**body, "text": text})
-    assert json.loads(ResponsesWriter(request, "x").whole([Completion("")]))["text"] == text
+    assert (
+        json.loads(ResponsesWriter(request, RequestRecord("x")).whole([Completion("")]))["text"]
+        == text
+    )
     with pytest.raises(ApiError) as caught:
         read_response_request({**body, "text": {"format": {"type": "poem"}}})
     assert caught.value.param == "text.format"
 
 
 def test_an_error_in_a_response_continues_the_event_sequence() -> None:
-    writer = ResponsesWriter(read_response_request({"model": "m", "input": "Hi"}), "x")
+    writer = ResponsesWriter(
+        read_response_request({"model": "m", "input": "Hi"}), RequestRecord("x")
+    )
     lines = (
         (writer.opening(Piece("")) + writer.failure(ApiError(503, "gone"))).decode().splitlines()
     )
@@ -552,12 +558,18 @@ def test_anthropics_fields_are_done_or_refused_by_name() -> None:
 def test_any_text_survives_in_a_chunk(text: str) -> None:
     request = ParsedRequest("m", {}, include_usage=True)
     piece = Piece(text, finish_reason="stop", input_tokens=1, output_tokens=2)
-    for writer in (ChatWriter(request, "x"), CompletionWriter(request, "x")):
+    for writer in (
+        ChatWriter(request, RequestRecord("x")),
+        CompletionWriter(request, RequestRecord("x")),
+    ):
         chunk = writer.chunk(piece)
         assert chunk.endswith(b"}\n\n")
         (choice,) = json.loads(chunk.removeprefix(b"data: "))["choices"]
         assert choice.get("text", choice.get("delta", {}).get("content")) == text
-    for other in (MessagesWriter(request, "x"), ResponsesWriter(request, "x")):
+    for other in (
+        MessagesWriter(request, RequestRecord("x")),
+        ResponsesWriter(request, RequestRecord("x")),
+    ):
         delta = json.loads(other.chunk(piece).split(b"data: ")[-1])["delta"]
         assert (delta if isinstance(delta, str) else delta["text"]) == text
 
@@ -565,7 +577,7 @@ def test_any_text_survives_in_a_chunk(text: str) -> None:
 def test_a_streamed_echo_alone_has_no_output_tokens() -> None:
     request = read_completion({**TEXT, "echo": True, "max_tokens": 0, "stream": True,
                              "stream_options": {"include_usage": True}})  # fmt: skip
-    writer = CompletionWriter(request, "x")
+    writer = CompletionWriter(request, RequestRecord("x"))
     writer.chunk(Piece("!", finish_reason="length", input_tokens=2, output_tokens=1))
     assert (writer.usage.input_tokens, writer.usage.output_tokens) == (2, 0)
 
@@ -576,11 +588,11 @@ def test_text_offsets_are_exact_even_for_held_back_or_cut_text(echo: bool) -> No
     first, *others = [Logprob(id, token, -1.0) for id, token in enumerate((" a", "bc", "d."))]
     start = len("Hi") if echo else 0
     expected = [start, start + 2, start + 4]
-    whole = CompletionWriter(request, "x").whole(
+    whole = CompletionWriter(request, RequestRecord("x")).whole(
         [Completion(" ab", "stop", 1, 3, logprobs=(first, *others))]
     )
     assert json.loads(whole)["choices"][0]["logprobs"]["text_offset"] == expected
-    writer = CompletionWriter(request, "x")
+    writer = CompletionWriter(request, RequestRecord("x"))
     pieces = [
         Piece("", logprobs=(first,)),
         Piece(" a", logprobs=tuple(others)),

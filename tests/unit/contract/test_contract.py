@@ -105,6 +105,7 @@ USES = {
     "llmserve.testing.checks": "values to try",
     "llmserve.testing.logprobs": "values to try",
     "llmserve_cli.adopting.ollama": "Ollama's own names",
+    "llmserve_gateway.ollama_requests": "Ollama's own names",
     "llmserve_cli.adopting.triton_repository": "tensors of models that others wrote",
     "llmserve_gateway.errors": "fields that are made of several options, or of none",
     "llmserve_gateway.tracing": "OpenTelemetry's list",
