@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from llmserve.errors import OptionError, PluginError
 from llmserve.plugin import Option, Recipe, Registry, known_options
 from llmserve_cli.adopting.adopted import Adopted, AdoptedModel, Origin, Value
-from llmserve_cli.adopting.rows import VLLM, Row
+from llmserve_cli.adopting.rows import Row
+from llmserve_cli.adopting.vllm_options import VLLM
 
 _ENGINE_ARGS = "engine_args"
 _SAYS: Mapping[str, Row] = {row.key: row for row in VLLM if row.goal == "option"}

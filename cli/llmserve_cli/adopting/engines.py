@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from llmserve_cli.adopting.rows import KSERVE, LLAMA, OVMS, TGI, TRITON, TRTLLM, VLLM, Row
+from llmserve_cli.adopting.llama_options import LLAMA
+from llmserve_cli.adopting.rows import KSERVE, OVMS, TGI, TRITON, TRTLLM, Row
+from llmserve_cli.adopting.vllm_options import VLLM
 from llmserve_cli.adopting.words import Word
 
 ANYWHERE = "0.0.0.0"  # noqa: S104 - what others listen on, and not where we do
@@ -41,7 +43,19 @@ class Engine:
     def row(self, name: str) -> Row | None:
         """Return the row of an option; in a long one, _ is the same as -."""
         plain = name.replace("_", "-") if name.startswith("--") else name
-        return next((row for row in self.rows if plain in row.names), None)
+        if found := self._row(plain):
+            return found
+        if plain.startswith("--no-") and (found := self._row(f"--{plain[5:]}")):
+            return None if found.takes else _turned_off(found)
+        if plain.startswith("-O") and not plain.startswith("--"):
+            # A short option whose value is glued to it, as in -O3.
+            return self._row("--optimization-level")
+        # A part of a value that is an object, as in --compilation-config.mode.
+        whole, dot, _ = plain.partition(".")
+        return self._row(whole) if dot else None
+
+    def _row(self, name: str) -> Row | None:
+        return next((row for row in self.rows if name in row.names), None)
 
     def flag_of(self, variable: str) -> str:
         """Return the option that a variable of the environment sets, if any."""
@@ -52,6 +66,13 @@ class Engine:
             return ""
         flag = f"--{variable.removeprefix(self.prefix).lower().replace('_', '-')}"
         return flag if self.row(flag) else ""
+
+
+def _turned_off(row: Row) -> Row:
+    """Return what a switch means that is turned off."""
+    if row.goal in ("option", "engine_arg"):
+        return replace(row, fixed="false")
+    return replace(row, goal="unneeded", says="it asks for nothing")
 
 
 ENGINES: tuple[Engine, ...] = (

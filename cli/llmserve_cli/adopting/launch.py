@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,8 @@ def settings_in(engine: Engine, words: Sequence[Word]) -> Iterator[Setting]:
             continue
         flag, equals, value = word.text.partition("=")
         row = engine.row(flag)
+        if row and flag.startswith("-O") and flag not in row.names:
+            flag, equals, value = "-O", "=", flag[2:].strip(".") or value
         values = [value] if equals else []
         takes = row is None or row.takes
         most = 64 if row and row.many else 1
@@ -216,8 +218,7 @@ class _Adoption:
         adopted = self._adopted
         if row is None:
             if names_secret(setting.name) or any(map(holds_secret, setting.values)):
-                variable = setting.name.lstrip("-").upper().replace("-", "_")
-                adopted.secrets.append(Secret(variable, origin))
+                adopted.secrets.append(Secret(_variable_of(setting.name), origin))
             else:
                 adopted.miss(origin, f"no option of {self._engine.name} that is known here")
             return
@@ -225,10 +226,13 @@ class _Adoption:
         if row.takes and not setting.values:
             adopted.miss(origin, "its value is missing")
             return
-        if row.goal != "key" and any(map(holds_secret, setting.values)):
+        if row.goal not in ("key", "secret") and any(map(holds_secret, setting.values)):
             adopted.miss(origin, "it has a secret in it, which is not written: set it by hand")
             return
-        is_used = row.goal not in ("unneeded", "unmatched", "key", "source", "name")
+        if "." in setting.name and row.goal in ("option", "serve", "gateway", "adapters"):
+            adopted.miss(origin, "it is a part of a value: give the whole one as JSON")
+            return
+        is_used = row.goal not in ("unneeded", "unmatched", "key", "secret", "source", "name")
         if is_used and not is_known(value):
             adopted.miss(origin, "a shell computes it, and none was run: set it by hand")
             return
@@ -250,7 +254,7 @@ class _Adoption:
                 else:
                     self._options[row.key] = Value(value, origin)
             case "engine_arg":
-                self._engine_args[row.key] = Value(_typed(value), origin)
+                self._take_engine_arg(row, setting, value, origin)
             case "plugin":
                 if value:
                     self._plugin = Value(value, origin)
@@ -258,6 +262,9 @@ class _Adoption:
                 self._server[row.key] = Value(value, origin)
             case "key":
                 self._take_key(setting, origin)
+            case "secret":
+                variable = _variable_of(setting.name)
+                adopted.secrets.append(Secret(variable, replace_text(origin, setting.name)))
             case "adapters":
                 self._take_adapters(row, setting, origin)
             case "unneeded":
@@ -267,6 +274,16 @@ class _Adoption:
                 )
             case "unmatched":
                 adopted.miss(origin, row.says)
+
+    def _take_engine_arg(self, row: Row, setting: Setting, value: str, origin: Origin) -> None:
+        found = [_typed(each) for each in setting.values] if row.many else _typed(value)
+        _, *path = setting.name.split(".")
+        if path:
+            # A part of an object, whose other parts may stand in options before it.
+            known = self._engine_args.get(row.key)
+            whole = known.value if known and isinstance(known.value, dict) else {}
+            found = _with_part(whole, [each.replace("-", "_") for each in path], found)
+        self._engine_args[row.key] = Value(found, origin)
 
     def _take_key(self, setting: Setting, origin: Origin) -> None:
         # A reference to a variable tells its name.
@@ -477,6 +494,27 @@ def free_ports(adopted: Adopted) -> None:
         if port is not None and port.value == own and key not in adopted.serve:
             text = f"Triton's own port would be {own}, too"
             adopted.serve[key] = Value(0, replace_text(port.origin, text))
+
+
+def _with_part(whole: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return an object with one more part, however deep that is.
+
+    >>> _with_part({"a": {"b": 1}}, ["a", "c"], 2)
+    {'a': {'b': 1, 'c': 2}}
+    """
+    name, *rest = path
+    below = whole.get(name)
+    inner = _with_part(below if isinstance(below, dict) else {}, rest, value) if rest else value
+    return {**whole, name: inner}
+
+
+def _variable_of(flag: str) -> str:
+    """Return the variable that a secret is in, if a build reads it or somebody sets it.
+
+    >>> _variable_of("--hf-token"), _variable_of("--some-secret")
+    ('HF_TOKEN', 'SOME_SECRET')
+    """
+    return flag.lstrip("-").upper().replace("-", "_")
 
 
 def _typed(text: str) -> Any:

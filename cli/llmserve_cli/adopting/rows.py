@@ -8,7 +8,7 @@ from typing import Literal
 
 Goal = Literal[
     "source", "file", "name", "option", "engine_arg", "serve", "gateway", "key", "plugin",
-    "adapters", "unneeded", "unmatched",
+    "adapters", "secret", "unneeded", "unmatched",
 ]  # fmt: skip
 
 
@@ -62,23 +62,27 @@ def gateway(key: str, *names: str) -> Row:
     return Row(names, "gateway", key)
 
 
-def key(*names: str) -> Row:
-    return Row(names, "key", many=False)
+def key(*names: str, many: bool = False) -> Row:
+    return Row(names, "key", many=many)
 
 
-def unneeded(says: str, *names: str, takes: bool = True) -> Row:
-    return Row(names, "unneeded", says=says, takes=takes)
+def unneeded(says: str, *names: str, takes: bool = True, neutral: tuple[str, ...] = ()) -> Row:
+    return Row(names, "unneeded", says=says, takes=takes, neutral=neutral)
 
 
 def unmatched(says: str, *names: str, takes: bool = True, many: bool = False) -> Row:
     return Row(names, "unmatched", says=says, takes=takes, many=many)
 
 
-def engine_args(*names: str, takes: bool = True) -> list[Row]:
-    """Arguments of vLLM's engine that have no option of their own."""
-    return [
-        Row((f"--{each}",), "engine_arg", each.replace("-", "_"), takes=takes) for each in names
-    ]
+def engine_args(*names: str, takes: bool = True, many: bool = False) -> list[Row]:
+    """Arguments of vLLM's engine that have no option of their own; a short name may follow one."""
+    rows = []
+    for each in names:
+        long, _, short = each.partition(" ")
+        spellings = (f"--{long}", short) if short else (f"--{long}",)
+        key = long.replace("-", "_")
+        rows.append(Row(spellings, "engine_arg", key, takes=takes, many=many))
+    return rows
 
 
 def one_of(values: Mapping[str, str]) -> Callable[[str], str]:
@@ -102,82 +106,10 @@ TASKS = {
     "embed": "embed", "embedding": "embed", "pooling": "embed", "score": "rerank",
     "reward": "classify", "classify": "classify", "generate": "", "auto": "",
 }  # fmt: skip
-_FASTER = "how it computes is the plugin's own affair"
-
-VLLM: tuple[Row, ...] = (
-    source("--model", "--model-tag"),
-    name("--served-model-name", many=True),
-    option("revision", "--revision"),
-    switch("trust_remote_code", "--trust-remote-code"),
-    option("dtype", "--dtype", read=DTYPES, neutral=("auto",)),
-    option("max_model_len", "--max-model-len", says=CONTEXT, neutral=("auto", "-1")),
-    option("tensor_parallel_size", "--tensor-parallel-size", "-tp", neutral=("1",)),
-    option("gpu_memory_utilization", "--gpu-memory-utilization", says=MEMORY),
-    option("max_num_seqs", "--max-num-seqs", says=LIMITS),
-    option("quantization", "--quantization", "-q", neutral=("none",), says="it is read from the "
-           "model"),
-    option("kv_cache_dtype", "--kv-cache-dtype", neutral=("auto",)),
-    switch("enable_prefix_caching", "--enable-prefix-caching", says="prompts that begin alike "
-           "are always computed once"),
-    switch("enable_prefix_caching", "--no-enable-prefix-caching", fixed="false"),
-    switch("enable_chunked_prefill", "--enable-chunked-prefill", says="long prompts are always "
-           "computed in pieces"),
-    switch("enable_chunked_prefill", "--no-enable-chunked-prefill", fixed="false"),
-    switch("enforce_eager", "--enforce-eager", says=_FASTER),
-    option("speculative_config", "--speculative-config"),
-    option("max_loras", "--max-loras", says="all adapters of a model may be in one step"),
-    option("max_lora_rank", "--max-lora-rank", says="adapters may have any rank"),
-    unneeded("a model with adapters has them", "--enable-lora", takes=False),
-    Row(("--lora-modules",), "adapters", many=True),
-    Row(("--task", "--runner", "--convert"), "plugin", read=one_of(TASKS)),
-    gateway("port", "--port"),
-    serve("host", "--host"),
-    key("--api-key"),
-    serve("replicas", "--data-parallel-size", "-dp"),
-    serve("otlp_endpoint", "--otlp-traces-endpoint"),
-    unmatched(TEMPLATE, "--chat-template"),
-    unneeded(TOOLS, "--enable-auto-tool-choice", takes=False),
-    unneeded(TOOLS, "--tool-call-parser"),
-    unmatched("a parser of tool calls is a plugin here", "--tool-parser-plugin"),
-    unneeded(THINKING, "--reasoning-parser"),
-    unneeded(THINKING, "--enable-reasoning", takes=False),
-    unneeded("the gateway takes texts and parts of texts", "--chat-template-content-format",
-             "--response-role"),
-    unneeded(LOGS, "--disable-log-requests", "--enable-log-requests", "--disable-log-stats",
-             "--no-enable-log-requests", "--disable-uvicorn-access-log", takes=False),
-    unneeded(LOGS, "--uvicorn-log-level", "--max-log-len", "--log-config-file"),
-    unmatched(TLS, "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs"),
-    unmatched(CORS, "--allowed-origins"),
-    unmatched("the gateway's own are fixed", "--allowed-methods", "--allowed-headers",
-              "--root-path", "--middleware"),
-    unneeded("the gateway has no such switch", "--allow-credentials", "--disable-fastapi-docs",
-             "--disable-frontend-multiprocessing", "--enable-server-load-tracking",
-             "--enable-request-id-headers", "--enable-prompt-tokens-details",
-             "--return-tokens-as-token-ids", "--headless", takes=False),
-    unneeded("one gateway is enough", "--api-server-count"),
-    unneeded(CACHE, "--download-dir"),
-    unmatched("send temperature and others with each request, or build --set max_tokens=N",
-              "--generation-config", "--override-generation-config"),
-    unmatched("a tokenizer is that of the model", "--tokenizer"),
-    unmatched("a model is in one machine here", "--pipeline-parallel-size", "-pp",
-              "--distributed-executor-backend", "--nnodes", "--node-rank", "--master-addr"),
-    *engine_args(
-        "tokenizer-mode", "tokenizer-revision", "code-revision", "load-format", "config-format",
-        "block-size", "swap-space", "cpu-offload-gb", "num-gpu-blocks-override",
-        "max-num-batched-tokens", "max-logprobs", "rope-scaling", "rope-theta", "hf-overrides",
-        "max-seq-len-to-capture", "limit-mm-per-prompt", "mm-processor-kwargs",
-        "scheduling-policy", "compilation-config", "guided-decoding-backend", "seed",
-        "lora-extra-vocab-size", "fully-sharded-loras", "long-prompt-token-threshold",
-        "max-num-partial-prefills", "preemption-mode", "num-scheduler-steps",
-        "kv-transfer-config", "attention-backend",
-    ),
-    *engine_args(
-        "disable-sliding-window", "disable-custom-all-reduce", "enable-expert-parallel",
-        "skip-tokenizer-init", "async-scheduling", "language-model-only", "use-v2-block-manager",
-        "disable-cascade-attn", takes=False,
-    ),
-)  # fmt: skip
-"""Those of ``vllm serve``, of ``EngineArgs`` and of Ray's and KServe's arguments for it."""
+PICTURES = "only text is served"
+DISTRIBUTED = "a model is in one machine here"
+CODE = "code of others is a plugin here: llmserve new"
+FASTER = "how it computes is the plugin's own affair"
 
 KSERVE: tuple[Row, ...] = (
     source("--model-id", "--model-dir"),
@@ -209,7 +141,7 @@ TGI: tuple[Row, ...] = (
     option("max_model_len", "--max-total-tokens", says=CONTEXT),
     unneeded("a prompt may take the whole context", "--max-input-tokens", "--max-input-length"),
     option("max_num_seqs", "--max-batch-size", says=LIMITS),
-    option("prefill_chunk", "--max-batch-prefill-tokens", says=_FASTER),
+    option("prefill_chunk", "--max-batch-prefill-tokens", says=FASTER),
     option("gpu_memory_utilization", "--cuda-memory-fraction", says=MEMORY),
     option("prompt_lookup", "--speculate", says="build --set prompt_lookup=N, if the plugin can"),
     unmatched(LIMITS, "--max-concurrent-requests"),
@@ -218,7 +150,7 @@ TGI: tuple[Row, ...] = (
              "--validation-workers", "--waiting-served-ratio", "--max-waiting-tokens",
              "--max-batch-total-tokens", "--cuda-graphs", "--shard-uds-path", "--master-addr",
              "--master-port", "--watermark-gamma", "--watermark-delta", "--usage-stats"),
-    unneeded(_FASTER, "--disable-custom-kernels", "--disable-grammar-support",
+    unneeded(FASTER, "--disable-custom-kernels", "--disable-grammar-support",
              "--enable-prefill-logprobs", takes=False),
     gateway("port", "--port", "-p"),
     serve("host", "--hostname"),
@@ -246,7 +178,7 @@ TRTLLM: tuple[Row, ...] = (
     unneeded("llmserve builds from the checkpoint", "--backend"),
     option("max_num_seqs", "--max-batch-size", says=LIMITS),
     option("max_model_len", "--max-seq-len", says=CONTEXT),
-    option("prefill_chunk", "--max-num-tokens", says=_FASTER),
+    option("prefill_chunk", "--max-num-tokens", says=FASTER),
     option("tensor_parallel_size", "--tp-size", "--tensor-parallel-size", neutral=("1",)),
     option("gpu_memory_utilization", "--kv-cache-free-gpu-memory-fraction",
            "--free-gpu-memory-fraction", says="it is a share of what is free there, and of all "
@@ -262,65 +194,20 @@ TRTLLM: tuple[Row, ...] = (
     unneeded(TOOLS, "--tool-parser"),
     unneeded(LOGS, "--log-level"),
     unmatched(TEMPLATE, "--chat-template"),
-    unmatched("a model is in one machine here", "--pp-size", "--ep-size", "--cluster-size",
-              "--gpus-per-node", "--moe-cluster-size"),
+    unmatched(DISTRIBUTED, "--pp-size", "--pipeline-parallel-size", "--cp-size",
+              "--context-parallel-size", "--ep-size", "--moe-expert-parallel-size",
+              "--cluster-size", "--moe-cluster-parallel-size", "--gpus-per-node",
+              "--moe-cluster-size", "--metadata-server-config-file", "--server-role",
+              "--disagg-cluster-uri"),
+    unmatched(CODE, "--custom-module-dirs"),
+    unmatched(PICTURES, "--media-io-kwargs"),
+    unneeded("one gateway is enough", "--num-postprocess-workers"),
+    switch("enable_chunked_prefill", "--enable-chunked-prefill", says="long prompts are always "
+           "computed in pieces"),
+    unneeded("a prompt that does not fit is refused by itself",
+             "--fail-fast-on-attention-window-too-large", takes=False),
     unmatched("it is another file and was not read: adopt its values by hand",
               "--extra-llm-api-options", "--config"),
-)  # fmt: skip
-
-LLAMA: tuple[Row, ...] = (
-    source("--model", "-m"),
-    source("--hf-repo", "-hf", "-hfr"),
-    Row(("--hf-file", "-hff"), "file"),
-    unmatched("download it, and name the file", "--model-url", "-mu", "--docker-repo", "-dr"),
-    name("--alias", "-a"),
-    option("max_model_len", "--ctx-size", "-c", says=CONTEXT, neutral=("0",)),
-    option("max_tokens", "--predict", "--n-predict", "-n", neutral=("-1", "-2")),
-    option("threads", "--threads", "-t", neutral=("-1",), says="all cores are used"),
-    unneeded("several requests are answered at once without a setting", "--parallel", "-np",
-             "--batch-size", "-b", "--ubatch-size", "-ub", "--threads-batch", "-tb",
-             "--threads-http", "--poll", "--prio", "--defrag-thold", "-dt", "--cache-reuse",
-             "--slot-prompt-similarity", "-sps", "--cache-ram", "-cram", "--keep"),
-    unneeded("in-flight batching is always on", "--cont-batching", "-cb", "--no-cont-batching",
-             "--metrics", "--slots", "--no-slots", "--props", "--no-webui", "--jinja",
-             "--no-jinja", "--no-warmup", "--cache-prompt", "--no-cache-prompt", "--mlock",
-             "--no-mmap", "--mmap", "--no-kv-offload", "-nkvo", "--no-context-shift",
-             "--context-shift", "--kv-unified", "-kvu", "--swa-full", "--verbose", "-v",
-             "--offline", "--log-disable", "--cpu-moe", "-cmoe", takes=False),
-    unneeded("attention is the plugin's own", "--flash-attn", "-fa"),
-    unneeded("the whole model is where it is built for: build --device cuda", "--n-gpu-layers",
-             "--gpu-layers", "-ngl", "--split-mode", "-sm", "--tensor-split", "-ts", "--main-gpu",
-             "-mg", "--device", "-dev", "--override-tensor", "-ot", "--n-cpu-moe", "-ncmoe",
-             "--numa", "--fit"),
-    option("kv_cache_dtype", "--cache-type-k", "-ctk", neutral=("f16",),
-           says="the cache has the type it is computed in"),
-    unneeded("as that of the keys", "--cache-type-v", "-ctv"),
-    option("draft_model", "--model-draft", "-md"),
-    option("draft_tokens", "--draft-max", "--draft"),
-    unmatched("a draft is built from a model, not from parts", "--draft-min", "--draft-p-min",
-              "--ctx-size-draft", "-cd", "--n-gpu-layers-draft", "-ngld"),
-    Row(("--lora",), "adapters", says="adapters of llama.cpp are GGUF files: name the PEFT folder "
-        "that it was converted from"),
-    unmatched("an adapter is added as it is", "--lora-scaled", "--lora-init-without-apply"),
-    unmatched("pictures are not served", "--mmproj", "-mm"),
-    Row(("--embedding", "--embeddings"), "plugin", fixed="embed", takes=False),
-    Row(("--reranking", "--rerank"), "plugin", fixed="rerank", takes=False),
-    option("pooling", "--pooling"),
-    unmatched(f"send it as {REQUEST}", "--temp", "--temperature", "--top-k", "--top-p", "--min-p",
-              "--repeat-penalty", "--presence-penalty", "--frequency-penalty", "--seed", "-s",
-              "--grammar", "--json-schema", "-j", "--samplers", "--repeat-last-n"),
-    unmatched(TEMPLATE, "--chat-template", "--chat-template-file"),
-    unneeded(THINKING, "--reasoning-format", "--reasoning-budget"),
-    unmatched("chat_template_kwargs of each request", "--chat-template-kwargs"),
-    unmatched("a context longer than the model's own is not served", "--rope-scaling",
-              "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
-    gateway("port", "--port"),
-    serve("host", "--host"),
-    key("--api-key"),
-    unmatched("llmserve key new NAME makes a file of keys", "--api-key-file"),
-    unmatched(TLS, "--ssl-key-file", "--ssl-cert-file"),
-    unmatched("the paths are fixed", "--api-prefix", "--path"),
-    unneeded(LOGS, "--log-file", "--log-verbosity", "-lv", "--timeout", "-to"),
 )  # fmt: skip
 
 OVMS: tuple[Row, ...] = (
@@ -338,7 +225,7 @@ OVMS: tuple[Row, ...] = (
     option("weight_format", "--weight-format", says="the checkpoint's own weights are served"),
     option("cache_gb", "--cache-size", says=MEMORY, neutral=("0",)),
     option("max_num_seqs", "--max-num-seqs", says=LIMITS),
-    option("prefill_chunk", "--max-num-batched-tokens", says=_FASTER),
+    option("prefill_chunk", "--max-num-batched-tokens", says=FASTER),
     option("kv_cache", "--kv-cache-precision"),
     option("draft_model", "--draft-source-model"),
     option("pooling", "--pooling"),

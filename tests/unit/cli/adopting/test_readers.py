@@ -91,6 +91,28 @@ def test_arguments_of_the_engine_without_an_option_go_together() -> None:
     assert json.loads(str(options["engine_args"])) == expected
 
 
+def test_parts_of_a_value_come_together_and_a_switch_may_be_turned_off() -> None:
+    words = (
+        "vllm serve a/b -cc.mode=3 --compilation-config.pass-config.fuse-norm true -O2 "
+        "--no-async-scheduling --cudagraph-capture-sizes 1 2 4 --no-enable-log-outputs"
+    )
+    options = file_of("--plugin", "vllm", words).models["b"].options
+    assert json.loads(str(options["engine_args"])) == {
+        "compilation_config": {"mode": 3, "pass_config": {"fuse_norm": True}},
+        "optimization_level": 2, "async_scheduling": False, "cudagraph_capture_sizes": [1, 2, 4],
+    }  # fmt: skip
+
+
+def test_a_part_of_an_option_that_is_no_argument_of_the_engine_is_told() -> None:
+    result = adopt("--plugin", "vllm", "vllm serve a/b --speculative-config.method ngram")
+    assert "give the whole one as JSON" in result.stderr
+
+
+def test_a_token_of_the_hub_is_told_as_the_variable_that_a_build_reads() -> None:
+    result = adopt("--plugin", "vllm", "vllm serve a/b --hf-token $TOKEN")
+    assert "a build reads HF_TOKEN" in result.stderr
+
+
 def test_an_unknown_option_is_told_and_not_dropped() -> None:
     result = adopt("vllm serve a/b --teleport far --quieter")
     assert "--teleport far: no option of vLLM that is known here" in result.stderr
