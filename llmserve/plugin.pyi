@@ -107,6 +107,7 @@ from llmserve.plugins.roles import Place as Place
 from llmserve.plugins.roles import Recipe as Recipe
 from llmserve.plugins.roles import Tokenizer as Tokenizer
 from llmserve.plugins.roles import ToolParser as ToolParser
+from llmserve.plugins.size import Cached as Cached
 from llmserve.plugins.size import ModelSize as ModelSize
 from llmserve.plugins.size import Needs as Needs
 from llmserve.plugins.size import loaded_type as loaded_type

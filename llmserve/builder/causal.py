@@ -15,7 +15,7 @@ from llmserve.contract.tasks import CLASSIFY, EMBED, GENERATE, RERANK
 from llmserve.errors import ModelKindError, ModelSourceError, OptionError
 from llmserve.plugins.options import Option, Value
 from llmserve.plugins.quantised import Quantised, Treatment, by_transformers
-from llmserve.plugins.size import BYTES, ModelSize, Needs, is_for_gpu, loaded_type
+from llmserve.plugins.size import BYTES, Cached, ModelSize, Needs, is_for_gpu, loaded_type
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -99,12 +99,15 @@ def place_needs(
     options: Mapping[str, Value],
     *,
     tokens: int = 0,
+    sequences: int = 1,
+    copies: int = 0,
     drops: bool = False,
     process: int = _OF_TORCH,
     treatment: Callable[[Quantised], Treatment] = by_transformers,
 ) -> Needs:
     """Return what a model takes that ``place_model`` has placed, with a cache of ``tokens``.
 
+    If it keeps states, there is one for each of the ``sequences``, and copies within so many bytes.
     Its weights are widened where the processor computes in float32. ``drops`` is whether a layer
     keeps no token that it looks back at no more. ``treatment`` says what becomes of
     quantised weights.
@@ -112,7 +115,8 @@ def place_needs(
     on_gpu = is_for_gpu(str(options["device"]))
     dtype = loaded_type(size, str(options["dtype"]), on_gpu=on_gpu)
     dropped = max(0, tokens - size.window) * size.windowed if drops else 0
-    cache = (tokens * size.cache - dropped) * BYTES[dtype]
+    cached = Cached(size, tokens=tokens, sequences=sequences, copies=copies)
+    cache = (tokens * size.cache - dropped) * BYTES[dtype] + cached.states
     is_copied = options["weights"] == "copy" or (
         options["weights"] == "auto" and not size.is_on_hub
     )
@@ -128,7 +132,7 @@ def place_needs(
         instances=int(options["instances"]),
         on_gpu=on_gpu,
         on_all_gpus=options["device"] == "balanced",
-        cached=f"a cache of {tokens} tokens" if cache else "",
+        cached=str(cached),
         instead=({"dtype": "bfloat16"},) if dtype == "float32" else (),
     )
 

@@ -18,6 +18,7 @@ from llmserve.builder.hub.choice import needed_weights
 from llmserve.builder.hub.download import content_of
 from llmserve.builder.hub.failures import HubError
 from llmserve.builder.hub.lookup import look_up
+from llmserve.builder.layer_kinds import first, layers_of, state_bytes
 from llmserve.builder.reading import read_object
 from llmserve.builder.source import DEMO, GGUF, WEIGHTS, is_gguf, model_on_hub, path_of
 from llmserve.builder.weights.quantised import quantised_by
@@ -157,7 +158,7 @@ def _packed(stored: Mapping[str, Stored], found: Quantised) -> list[_Packed] | N
 def _by_bytes(size: int, config: Mapping[str, Any]) -> ModelSize:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     dtype = dtype if dtype in BYTES else "float32"
-    hidden, vocabulary = (_first(config, name) for name in ("hidden_size", "vocab_size"))
+    hidden, vocabulary = (first(config, name) for name in ("hidden_size", "vocab_size"))
     count = 1 if config.get("tie_word_embeddings") else 2
     found = ModelSize(
         parameters=size // BYTES[dtype],
@@ -238,44 +239,30 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_cache(size: ModelSize, config: Mapping[str, Any]) -> ModelSize:
     """Add what a configuration says about keys and values, and for how many tokens they are."""
-    kinds = config.get("layer_types")
-    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
-    window = _first(config, "sliding_window", "attention_chunk_size")
-    near = layers
-    if isinstance(kinds, list):
-        # Others, such as linear attention, keep a state that does not grow.
-        layers = sum(kind in ("full_attention", *_NEAR) for kind in kinds) or layers
-        near = sum(kind in _NEAR for kind in kinds)
-    elif every := _first(config, "sliding_window_pattern"):
-        near = layers - layers // every
+    layers, near = layers_of(config), 0
+    if window := first(config, "sliding_window", "attention_chunk_size"):
+        near = layers.windowed
     if config.get("use_sliding_window") is False or not near:
         window = near = 0
     of_layer = _cache_of_layer(config)
     return replace(
         size,
-        cache=layers * of_layer,
-        context=_first(config, *_LENGTHS),
+        cache=layers.attending * of_layer,
+        state=state_bytes(config),
+        context=first(config, *_LENGTHS),
         window=window,
         windowed=near * of_layer if window else 0,
         unstretched=original_length(config) or 0,
     )
 
 
-_NEAR = ("sliding_attention", "chunked_attention")
-
-
 def _cache_of_layer(config: Mapping[str, Any]) -> int:
     """Return how many numbers the keys and values of a token are, 0 if that is not said."""
-    heads = _first(config, "num_attention_heads", "n_head", "n_heads")
-    hidden = _first(config, "hidden_size", "n_embd", "d_model")
-    width = _first(config, "head_dim") or (hidden // heads if heads else 0)
-    key_heads = _first(config, "num_key_value_heads", "num_kv_heads") or heads
+    heads = first(config, "num_attention_heads", "n_head", "n_heads")
+    hidden = first(config, "hidden_size", "n_embd", "d_model")
+    width = first(config, "head_dim", "attention_head_dim") or (hidden // heads if heads else 0)
+    key_heads = first(config, "num_key_value_heads", "num_kv_heads") or heads
     return 2 * (1 if config.get("multi_query") else key_heads) * width
-
-
-def _first(config: Mapping[str, Any], *names: str) -> int:
-    found = (config.get(name) for name in names)
-    return next((value for value in found if type(value) is int and value > 0), 0)
 
 
 def _of_gguf(path: Path) -> ModelSize:

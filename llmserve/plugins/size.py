@@ -58,6 +58,9 @@ class ModelSize:
     """How many of the numbers of ``cache`` are of such layers."""
     unstretched: int = 0
     """Up to how many tokens longrope rotates them one way; 0 without it."""
+    state: int = 0
+    """How many bytes the states of a sequence take at most, in all layers that keep one whose size
+    does not grow; 0 if none does, or if it is not known."""
     is_on_hub: bool = False
     """Whether its files are in the hub's cache, and not in a folder of the user's."""
     is_checkpoint: bool = True
@@ -134,6 +137,33 @@ class Needs:
     def of_gpu(self) -> int:
         """What it takes of a GPU."""
         return self.instances * (self.weights + self.cache) if self.on_gpu else 0
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What is kept of sequences: keys and values, and a state of each with copies if it has any.
+
+    ``copies`` is how many bytes these may take.
+    """
+
+    size: ModelSize
+    tokens: int = 0
+    sequences: int = 1
+    copies: int = 0
+
+    @property
+    def states(self) -> int:
+        """How many bytes the states take, with the copies that fit."""
+        if not (state := self.size.state):
+            return 0
+        return (self.sequences + self.copies // state) * state
+
+    def __str__(self) -> str:
+        parts = [f"a cache of {self.tokens} tokens"] if self.size.cache and self.tokens else []
+        if self.size.state:
+            many = f"states of {self.sequences} sequences with copies"
+            parts.append(many if self.sequences > 1 or self.copies else "the state of a sequence")
+        return " and ".join(parts)
 
 
 def needs_with_draft(

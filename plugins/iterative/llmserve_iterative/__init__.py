@@ -176,6 +176,17 @@ def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     needs = place_needs(size, options)
     if not needs.on_gpu:
         tokens = min(tokens, context)
-    needs = place_needs(size, options, tokens=tokens)
+    copies = int(options["state_mb"]) * 1_000_000
+    needs = place_needs(size, options, tokens=tokens, sequences=sequences, copies=copies)
     smaller = tuple({"cache_tokens": each} for each in (65536, 16384, 4096) if each < tokens)
-    return replace(needs, instead=(*smaller[:-1], *needs.instead, *smaller[-1:]))
+    if not size.cache:
+        smaller = ()
+    return replace(
+        needs,
+        instead=(*_fewer(size, sequences), *smaller[:-1], *needs.instead, *smaller[-1:]),
+    )
+
+
+def _fewer(size: ModelSize, sequences: int) -> Sequence[Mapping[str, Value]]:
+    """Return numbers of sequences whose states take less memory."""
+    return [{"max_batch_size": each} for each in (8, 1) if size.state and each < sequences]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmserve.plugin import ModelSize, Needs, Value, loaded_type
+from llmserve.plugin import Cached, ModelSize, Needs, Value, loaded_type
 from llmserve_openvino.kept_forms import treatment
 
 PROCESS = 370_000_000
@@ -39,13 +39,19 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     weights = _in_memory(size, chosen, stored, computed) if size.is_checkpoint else stored
     kind = str(options["kv_cache"])
     width = _CACHE_BYTES.get(kind, 4 if computed == "float32" else 2)
-    # Beyond any of these it serves none.
-    limits = (size.context, size.window, size.unstretched)
+    # Beyond them it serves none. What is before a window stays in the cache.
+    limits = (size.context, size.unstretched)
     tokens = min((limit for limit in limits if limit), default=_CONTEXT)
     cache = size.cache * width * tokens
     if limit := int(options["cache_gb"]) * _GB:
         tokens = min(tokens, limit // (size.cache * width) if size.cache else tokens)
         cache = min(cache, limit)
+    cached = Cached(
+        size,
+        tokens=tokens,
+        sequences=int(options["max_sequences"]),
+        copies=int(options["state_mb"]) * 1_000_000,
+    )
     widened = _ROUNDED if chosen == "int4" else _OF_LARGEST
     compared = max(min(size.parameters, _PART), int(widened * size.largest))
     return Needs(
@@ -55,10 +61,10 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
         disk=stored if chosen == "auto" and not is_kept else 2 * stored,
         process=PROCESS,
         weights=weights,
-        cache=cache,
+        cache=cache + cached.states,
         mapped=stored,
-        cached=f"a cache of {tokens} tokens",
-        instead=_smaller(size, options, cache=cache, weights=weights),
+        cached=str(cached),
+        instead=_smaller(size, options, cache=cache + cached.states, weights=weights),
     )
 
 
@@ -139,6 +145,10 @@ def _smaller(
     limits: list[dict[str, Value]] = [
         {"cache_gb": each} for each in (4, 1) if cache > each * _GB and not options["cache_gb"]
     ]
+    if size.state:
+        sequences = int(options["max_sequences"])
+        fewer: list[dict[str, Value]] = [{"max_sequences": n} for n in (8, 1) if n < sequences]
+        limits = [*fewer, *limits]
     both = [{**limit, **each} for each in formats for limit in limits]
     first = [*limits, *formats] if cache > weights else [*formats, *limits]
     return tuple([*first, *both])

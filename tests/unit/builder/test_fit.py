@@ -260,15 +260,15 @@ def test_what_would_be_smaller_is_said_where_a_model_is_served(small: Path, left
 @pytest.mark.parametrize(
     ("described", "openvino", "hf"),
     [
-        ({"sliding_window": 4096}, 4096, 4096),
+        ({"sliding_window": 4096}, 131072, 4096),
         ({"sliding_window": 4096, "use_sliding_window": False}, 131072, 131072),
-        ({"sliding_window": 4096, "sliding_window_pattern": 4}, 4096, 4096 * 3 / 4 + 131072 / 4),
+        ({"sliding_window": 4096, "sliding_window_pattern": 4}, 131072, 4096 * 3 / 4 + 131072 / 4),
         (
             {
                 "sliding_window": 4096,
                 "layer_types": ["sliding_attention"] * 8 + ["full_attention"] * 24,
             },
-            4096,
+            131072,
             4096 / 4 + 131072 * 3 / 4,
         ),
         (
@@ -299,6 +299,72 @@ def test_only_tokens_that_are_served_take_memory(
         needs = fit_needs(plan, size)
         assert needs is not None
         assert needs.cache == tokens * 2 * 32 * 8 * 128 * 4, plugin
+
+
+_MAMBA_2 = {"conv_kernel": 4, "state_size": 128, "n_groups": 8, "expand": 2}
+_JAMBA = {"mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2}
+_QWEN3_NEXT = {
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
+_KIMI = {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("described", "attending", "with_state", "state"),
+    [
+        ({**_QWEN3_NEXT, "full_attention_interval": 4}, 8, 24, 8192 * 4 + 32 * 128 * 128),
+        ({"full_attn_idxs": [2, 5, 31], "conv_L_cache": 3}, 3, 29, 1024 * 3),
+        ({**_JAMBA, "attn_layer_period": 8, "attn_layer_offset": 4}, 4, 28, 2048 * (4 + 16)),
+        (
+            {
+                **_MAMBA_2,
+                "hybrid_override_pattern": "M-M*" * 8,
+                "mamba_num_heads": 64,
+                "mamba_head_dim": 64,
+            },
+            8,
+            16,
+            (4096 + 2 * 8 * 128) * 4 + 4096 * 128,
+        ),
+        ({**_JAMBA, "attn_layer_indices": [9, 18], "mamba_n_groups": 1}, 2, 30, 2080 * 4 + 2**15),
+        ({**_JAMBA, "layer_types": ["mamba", "attention"] * 16}, 16, 16, 2048 * 20),
+        ({**_JAMBA, "layers_block_type": ["mamba", "hybrid"] * 16}, 16, 32, 2048 * 20),
+        ({**_JAMBA, "mamba_d_ssm": 1536, "mamba_n_groups": 1}, 32, 32, (1536 + 32) * 4 + 1536 * 16),
+        (
+            {"linear_attn_config": {**_KIMI, "full_attn_layers": [4, 8, 32]}},
+            3,
+            29,
+            32 * 128 * (3 * 4 + 128),
+        ),
+        ({**_MAMBA_2, "num_attention_heads": None, "head_dim": 64, "num_heads": 32}, 0, 32, 278528),
+        ({"layer_types": ["of_tomorrow"] * 32}, 32, 0, 0),
+    ],
+)
+def test_a_state_takes_the_same_for_every_length(
+    tmp_path: Path, described: dict[str, Any], attending: int, with_state: int, state: int
+) -> None:
+    """As released checkpoints say it, which transformers itself writes otherwise today."""
+    model = sparse_llama(tmp_path / "hybrid", hidden=1024, layers=32)
+    edit_json(model / "config.json", **described)
+    size = size_of(str(model))
+    assert size is not None
+    assert size.cache == attending * 2 * 8 * 128
+    assert size.state == 4 * with_state * state
+
+
+def test_with_little_memory_fewer_sequences_have_a_state(tmp_path: Path, left: Any) -> None:
+    """Each has one, with attention or without, and they are not taken away."""
+    model = sparse_llama(tmp_path / "hybrid", hidden=1024, layers=32)
+    edit_json(model / "config.json", **{**_QWEN3_NEXT, "full_attention_interval": 4})
+    for plugin, option in (("iterative", "max_batch_size"), ("openvino", "max_sequences")):
+        left()
+        needs = fitted(model, plugin, device="cpu")[0].needs if plugin == "iterative" else None
+        needs = needs or fitted(model, plugin)[0].needs
+        left(free=needs.served - GB)
+        choice, said = fitted(model, plugin, change=True)
+        assert choice.changes == {option: 8}
+        assert "states of 8 sequences" in said[-1]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ are copied for prompts that begin alike, or for sequences that lost their place.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.runtime import Generation
+from llmserve.builder.fit import needs_of
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.builder.size import size_in
+from llmserve.plugins.registry import Registry
+from llmserve.runtime import Chunk, Generation
 from llmserve.testing import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
 from llmserve_iterative.runner import StatesRunner, make_runner
@@ -146,3 +151,37 @@ def test_copies_take_no_more_memory_than_allowed() -> None:
     assert isinstance(few, StatesRunner)
     assert isinstance(many, StatesRunner)
     assert few.most_copies == many.most_copies // 8 > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plan_of_memory_counts_what_is_allocated(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    model = make_model(family, dtype)
+    model.save_pretrained(tmp_path)
+    size = size_in(tmp_path)
+    assert size is not None
+    runner = make_runner(model, 64)
+    assert isinstance(runner, StatesRunner)
+    for number in range(3):
+        runner.run([Chunk(SYSTEM[:40], 0, [0, 1], state=number)])
+    states = [sum(part.nbytes for part in each.values()) for each in runner._states.values()]
+    # What a convolution sees is kept in the type of the weights.
+    assert (size.state if dtype is torch.float32 else size.state // 2) <= states[0] <= size.state
+    assert states == [states[0]] * 3
+    width = sum(part[0].numel() for layer in runner._store._layers.values() for part in layer)
+    assert size.cache == width
+
+    def cache_of(sequences: int, copies: int) -> int:
+        options = {"device": "cpu", "dtype": "float32", "max_batch_size": sequences}
+        spec = BuildSpec("iterative", str(tmp_path), options={**options, "state_mb": copies})
+        needs = needs_of(make_plan(spec, Registry.load()), size)
+        assert needs is not None
+        assert needs.cached.endswith("states of 5 sequences with copies" if sequences == 5 else "")
+        return needs.cache
+
+    pages = 4 * size.cache * 128
+    assert cache_of(5, 0) == pages + 5 * size.state
+    assert 0 <= pages + 5 * size.state + 1_000_000 - cache_of(5, 1) < size.state
+    assert cache_of(1, 0) == pages + size.state
