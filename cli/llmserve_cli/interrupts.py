@@ -58,6 +58,10 @@ def stoppable() -> Iterator[None]:
 def ignore() -> None:
     """From now on, ignore Ctrl-C: the work is done, and only Python must exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # If a KeyboardInterrupt has left the last text that Python compiled and ran (dataclasses and
+    # named tuples are made from such texts), `python -m` ends itself by SIGINT instead of with its
+    # exit code, although the exception was caught.
+    exec("")  # noqa: S102
 
 
 def interrupted() -> bool:

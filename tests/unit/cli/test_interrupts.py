@@ -69,3 +69,29 @@ def test_a_build_is_interrupted_or_done(tmp_path: Path, seconds: float) -> None:
         assert "Traceback" not in stderr
         assert "bug" not in stderr
         assert [path.name for path in tmp_path.iterdir()] in ([], ["repository"])
+
+
+# Interrupted in a text that Python compiles, as those that dataclasses are made from.
+IN_A_TEXT = """
+import os, signal
+import llmserve_cli.group
+from llmserve_cli import main
+from llmserve_cli.interrupts import raise_on_interrupt
+
+class Interrupted:
+    def main(self, **_):
+        raise_on_interrupt()
+        exec("os.kill(os.getpid(), signal.SIGINT)")
+
+llmserve_cli.group.cli = Interrupted()
+main.main([])
+"""
+
+
+def test_python_does_not_put_its_own_end_in_place_of_the_exit_code(tmp_path: Path) -> None:
+    """It would for a module that is run as a program, if nothing else was compiled since then."""
+    (tmp_path / "program.py").write_text(IN_A_TEXT, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-m", "program"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (130, "llmserve: interrupted\n")
