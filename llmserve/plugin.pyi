@@ -1,5 +1,6 @@
 from llmserve import scaffold as scaffold
 from llmserve.builder.adapters import ADAPTER_OPTIONS as ADAPTER_OPTIONS
+from llmserve.builder.adapters import adapter_bytes as adapter_bytes
 from llmserve.builder.adapters import add_adapter as add_adapter
 from llmserve.builder.adapters import locate_adapter as locate_adapter
 from llmserve.builder.adapters import model_adapters as model_adapters

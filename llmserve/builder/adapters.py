@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from llmserve.builder.source import fetch_file, names_model, path_of
 from llmserve.builder.source_files import check_links
 from llmserve.contract.options import ADAPTER
 from llmserve.errors import ConfigError, IncompatibleError, ModelSourceError, OptionError
-from llmserve.plugins.options import Option
+from llmserve.plugins.options import Option, Value
+from llmserve.plugins.size import AdapterSize, ModelSize
 from llmserve.runtime.lora import (
     ADAPTERS,
     CONFIG,
@@ -52,13 +54,33 @@ ADAPTER_OPTIONS = (
 """The options of a generator that has adapters; ``place_adapters`` reads them."""
 
 
-def check_adapters(options: Mapping[str, Any], report: Callable[[str], None]) -> None:
+def check_adapters(options: Mapping[str, Any], report: Callable[[str], None]) -> list[Lora]:
     """Refuse adapters that no model could have, before a long build; those on the hub come here."""
+    found = []
     for name, source in _named(str(options.get(ADAPTER_OPTIONS[0].name, ""))).items():
         folder = locate_adapter(source, report)
         _check_files(folder)
         with _refusing(name):
-            read_lora(folder)
+            found.append(read_lora(folder))
+    return found
+
+
+def with_adapters(
+    size: ModelSize, options: Mapping[str, Any], *, report: Callable[[str], None] = lambda _: None
+) -> ModelSize:
+    """Return a model's size with that of the adapters that its options name."""
+    return replace(size, adapters=tuple(map(AdapterSize.of, check_adapters(options, report))))
+
+
+def adapter_bytes(size: ModelSize, options: Mapping[str, Value], width: int) -> int:
+    """Return what a model's adapters take whose numbers have so many bytes each.
+
+    Those are all of them, or as many as the option ``adapter_mb`` allows, and one at least.
+    """
+    each = [width * adapter.parameters for adapter in size.adapters]
+    # Models that were built before there were adapters have no such option.
+    budget = int(options.get(ADAPTER_OPTIONS[1].name, DEFAULT_ADAPTER_MB)) * 1_000_000
+    return max([min(sum(each), budget), *each])
 
 
 def place_adapters(context: BuildContext, runtime: str, settings: Mapping[str, Any]) -> None:

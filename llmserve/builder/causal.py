@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from llmserve.builder.adapters import adapter_bytes
 from llmserve.builder.gguf.kept import has_kept_weights
 from llmserve.builder.source import DEMO, ModelSource
 from llmserve.builder.source_files import check_intact, check_links, weight_files
@@ -129,6 +130,8 @@ def place_needs(
         process=process,
         weights=size.parameters * BYTES[dtype] if is_widened else size.bytes_with(BYTES[dtype]),
         cache=cache,
+        # Each has its own weights, and their place beside those of others.
+        adapters=adapter_bytes(size, options, 2 * BYTES[dtype]),
         instances=int(options["instances"]),
         on_gpu=on_gpu,
         on_all_gpus=options["device"] == "balanced",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
+from llmserve.builder.adapters import with_adapters
 from llmserve.builder.plan import BuildSpec, Plan, make_plan
 from llmserve.builder.progress import Note
 from llmserve.builder.size import size_of, with_draft
@@ -139,7 +140,9 @@ def parts_of(needs: Needs) -> str:
     """Say what the memory of a served model is for."""
     cache = f", {needs.cached} {in_gb(needs.cache)}" if needs.cached else ""
     copies = f"{needs.instances} copies, each with " if needs.instances > 1 else ""
-    return f"{copies}weights {in_gb(needs.weights)}{cache}, its process {in_gb(needs.process)}"
+    adapters = f", its adapters {in_gb(needs.adapters)}" if needs.adapters else ""
+    process = f", its process {in_gb(needs.process)}"
+    return f"{copies}weights {in_gb(needs.weights)}{cache}{adapters}{process}"
 
 
 def fit_spec(
@@ -166,6 +169,7 @@ def fit_spec(
         report=report,
     )
     size = size and with_draft(size, plan.options, report=report)
+    size = size and with_adapters(size, plan.options, report=report)
     choices = [] if size is None else list(_choices(spec, registry, size))
     if size is None or not choices:
         return Choice(spec)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve.hardware import computes_in, has_gpu
 from llmserve.plugins.options import Value
 from llmserve.plugins.quantised import Quantised
+
+if TYPE_CHECKING:
+    from llmserve.runtime.lora import Lora
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The size of a number of each type that weights are loaded in."""
@@ -29,6 +32,27 @@ class PackedSize:
         """Return what JSON has given."""
         quantised = {**content["quantised"], "block": tuple(content["quantised"]["block"])}
         return cls(Quantised(**quantised), content["parameters"], content["bytes"])
+
+
+@dataclass(frozen=True)
+class AdapterSize:
+    """How large an adapter is: of each product that it adds to, it has two matrices of its rank."""
+
+    rank: int
+    edges: int
+    """How many inputs and outputs those products have, all together."""
+    products: int
+    """How many products those are."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers its matrices have."""
+        return self.rank * self.edges
+
+    @classmethod
+    def of(cls, lora: Lora) -> AdapterSize:
+        """Return how large an adapter on the disk is."""
+        return cls(lora.rank, sum(map(sum, lora.shapes.values())), len(lora.shapes))
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,8 @@ class ModelSize:
     """Those of its parameters that are quantised, in a checkpoint that is."""
     draft: ModelSize | None = None
     """Of the smaller model that guesses for it, if there is one."""
+    adapters: tuple[AdapterSize, ...] = ()
+    """Its adapters; not in a manifest, since they come and go."""
 
     def bytes_with(self, width: int) -> int:
         """Return what its weights take if those that are not quantised have so many bytes each."""
@@ -83,7 +109,11 @@ class ModelSize:
         return self.packed.bytes + width * (self.parameters - self.packed.parameters)
 
     def content(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        content = asdict(self)
+        del content["adapters"]
+        if self.draft:
+            content["draft"] = self.draft.content()
+        return {key: value for key, value in content.items() if value is not None}
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> ModelSize:
@@ -104,9 +134,9 @@ class Needs:
 
     ``build`` is the most memory of the build's processes, and ``disk`` what the build writes.
     Served, it takes ``process`` whatever its size, ``weights``, and the ``cache`` without which it
-    could not answer all that it says it does; ``cached`` says what that holds. With ``on_gpu``,
-    weights and cache are there, with ``on_all_gpus`` on all together. Each of several ``instances``
-    takes all of it.
+    could not answer all that it says it does; ``cached`` says what that holds. ``adapters`` are
+    those that it has, when requests name all of them. With ``on_gpu``, weights, cache and adapters
+    are there, with ``on_all_gpus`` on all together. Each of several ``instances`` takes all of it.
 
     ``reads`` and ``mapped`` are files that a build and a served model have in their address space:
     the system may take back the memory of these at any time, and read them again.
@@ -119,6 +149,7 @@ class Needs:
     process: int = 0
     weights: int = 0
     cache: int = 0
+    adapters: int = 0
     reads: int = 0
     mapped: int = 0
     instances: int = 1
@@ -130,13 +161,17 @@ class Needs:
     @property
     def served(self) -> int:
         """What it takes of this machine's memory in use."""
-        here = 0 if self.on_gpu else self.weights + self.cache
+        here = 0 if self.on_gpu else self._of_device
         return self.instances * (self.process + here)
 
     @property
     def of_gpu(self) -> int:
         """What it takes of a GPU."""
-        return self.instances * (self.weights + self.cache) if self.on_gpu else 0
+        return self.instances * self._of_device if self.on_gpu else 0
+
+    @property
+    def _of_device(self) -> int:
+        return self.weights + self.cache + self.adapters
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmserve.errors import LLMServeError
 from llmserve.plugins.options import Value
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Generator
-from llmserve.plugins.size import ModelSize, Needs, needs_with_draft
+from llmserve.plugins.size import AdapterSize, ModelSize, Needs, needs_with_draft
 from llmserve.repository.repository import Model
 
 
@@ -45,8 +45,16 @@ def _needs(model: Model, registry: Registry, changes: Mapping[str, Value]) -> Ne
     try:
         generator = registry.get(Generator, str(named.get("name")))
         options = {**manifest.options, **changes}
-        size = ModelSize.read(manifest.size)
+        size = replace(ModelSize.read(manifest.size), adapters=_adapters(model))
         return needs_with_draft(generator.needs, size, options) if generator.needs else None
     except (LLMServeError, TypeError, KeyError, ValueError):
         # The plugin is not here, or is one of another time.
         return None
+
+
+def _adapters(model: Model) -> tuple[AdapterSize, ...]:
+    """Return how large the adapters are that a model has now; what is wrong with one is no size."""
+    from llmserve.runtime.lora import Lora, adapters_of
+
+    found = adapters_of(model.last_version).values()
+    return tuple(AdapterSize.of(each) for each in found if isinstance(each, Lora))

@@ -24,6 +24,9 @@ class LoraProducts:
         self._ranks: dict[str, int] = {}
         self._stacks: dict[str, tuple[Tensor, Tensor]] = {}
         self._hooks: dict[str, Any] = {}
+        # Several that come before one pass are put side by side once, not once each: what each
+        # time would free stays with the process.
+        self._is_stacked = True
         self._columns = LoraColumns({})
         self._used: slice | None = None
         """The columns that the rows of a pass use, if any of them has an adapter."""
@@ -47,11 +50,11 @@ class LoraProducts:
             first, second = (torch.from_numpy(part).to(own.device, own.dtype) for part in pair)
             weights[name] = first, second
         self._weights[key], self._ranks[key] = weights, lora.rank
-        self._stack()
+        self._is_stacked = False
 
     def unload(self, key: str) -> None:
         del self._weights[key], self._ranks[key]
-        self._stack()
+        self._is_stacked = False
 
     def _stack(self) -> None:
         """Put the matrices of all loaded adapters side by side."""
@@ -97,6 +100,9 @@ class LoraProducts:
         if not any(keys):
             yield
             return
+        if not self._is_stacked:
+            self._stack()
+            self._is_stacked = True
         self._used, own = self._columns.of_rows(keys)
         if len({*keys}) > 1:
             device = next(iter(self._stacks.values()))[0].device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmserve.plugin import Cached, ModelSize, Needs, Value, loaded_type
+from llmserve.plugin import Cached, ModelSize, Needs, Value, adapter_bytes, loaded_type
 from llmserve_openvino.kept_forms import treatment
 
 PROCESS = 370_000_000
@@ -15,6 +15,8 @@ _CONVERTER, _PART = 600_000_000, 300_000_000
 _OF_LARGEST, _ROUNDED = 5.5, 11.0
 """Bytes for each number of the largest weight, which a comparison widens; rounded to 4 bits it is
 widened a second time (measured with models of 1, 3 and 8 B)."""
+_OF_PRODUCT = 130_000
+"""What OpenVINO takes for each product that adapters add to, whatever their size (measured)."""
 _CONTEXT = 2048
 _GB = 1 << 30
 _FLOAT32 = 4
@@ -62,10 +64,16 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
         process=PROCESS,
         weights=weights,
         cache=cache + cached.states,
+        adapters=_of_adapters(size, options, 4 if computed == "float32" else 2),
         mapped=stored,
         cached=str(cached),
         instead=_smaller(size, options, cache=cache + cached.states, weights=weights),
     )
+
+
+def _of_adapters(size: ModelSize, options: Mapping[str, Value], width: int) -> int:
+    products = max((adapter.products for adapter in size.adapters), default=0)
+    return adapter_bytes(size, options, width) + _OF_PRODUCT * products
 
 
 def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:

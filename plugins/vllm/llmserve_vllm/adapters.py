@@ -12,29 +12,23 @@ from typing import Any
 from llmserve.runtime import ADAPTERS, Lora, LoraError, LoraProducts, adapter_names, read_lora
 from llmserve.runtime import lora_products as products_of
 from llmserve_vllm import library
+from llmserve_vllm.lora_limits import highest_rank, slots
 from llmserve_vllm.translate import first_line
 
 LOG = logging.getLogger(__name__)
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The highest ranks that vLLM can be told (0.32.0)."""
-_RANK, _SLOTS = 16, 8
 # Each is in the budget of memory before vLLM gets it, so this is no limit.
 _MOST = 10_000
 
 
 def lora_arguments(version: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``EngineArgs`` for the adapters in a version folder, if it has any.
-
-    vLLM takes the memory of ``max_loras`` adapters of the highest rank at once.
-    """
+    """Return the arguments of ``EngineArgs`` for adapters in a version folder, if it has any."""
     names = adapter_names(version)
     if not names:
         return {}
-    rank = chosen.get("max_lora_rank") or max(_RANK, *(_rank(version, name) for name in names))
     return {
         "enable_lora": True,
-        "max_loras": chosen.get("max_loras", _SLOTS),
-        "max_lora_rank": next(allowed for allowed in RANKS if allowed >= rank),
+        "max_loras": slots(chosen),
+        "max_lora_rank": highest_rank([_rank(version, name) for name in names], chosen),
         "max_cpu_loras": _MOST,
     }
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
 
 import llmserve
 from llmserve.builder.fit import Left, fit_spec
@@ -137,6 +139,97 @@ def test_the_size_of_a_draft_model_is_kept(small: Path) -> None:
     assert "draft" not in size.content()
     both = replace(size, draft=size)
     assert ModelSize.read(json.loads(json.dumps(both.content()))) == both
+
+
+def write_adapter(folder: Path, *, rank: int = 16, modules: int = 32) -> Path:
+    """Write an adapter of the queries of the small model, of 65,536 numbers a module."""
+    weights: dict[str, Any] = {}
+    for layer in range(modules):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{name}.lora_A.weight"] = np.ones((rank, 1024), np.float32)
+        weights[f"{name}.lora_B.weight"] = np.ones((1024, rank), np.float32)
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+ADAPTER_BYTES = {
+    # Of 16 bits: their own, and their place beside those of others.
+    "hf": 2 * 2,
+    "iterative": 2 * 2,
+    "openvino": 2,
+}
+"""What a number of an adapter takes."""
+
+
+@pytest.mark.parametrize("plugin", ADAPTER_BYTES)
+def test_adapters_are_counted_within_their_budget(
+    small: Path, left: Any, tmp_path: Path, plugin: str
+) -> None:
+    left()
+    folder = write_adapter(tmp_path / "sql")
+    each = ADAPTER_BYTES[plugin] * 16 * 2048 * 32
+    fixed = 130_000 * 32 if plugin == "openvino" else 0
+    alone = fitted(small, plugin, dtype="bfloat16")[0].needs
+    assert alone.adapters == 0
+    for count, megabytes, taken in ((1, 100, each), (3, 100, 3 * each), (3, 6, 6 * 10**6)):
+        named = ",".join(f"a{number}={folder}" for number in range(count))
+        options: dict[str, Any] = {
+            "dtype": "bfloat16", "adapters": named, "adapter_mb": megabytes,
+        }  # fmt: skip
+        needs = fitted(small, plugin, **options)[0].needs
+        # One is loaded whatever the budget.
+        assert needs.adapters == max(taken, each) + fixed
+        assert needs.served == alone.served + needs.adapters
+
+
+def test_what_vllm_has_for_adapters_are_places_of_the_highest_rank(
+    small: Path, left: Any, tmp_path: Path
+) -> None:
+    left()
+    folder = write_adapter(tmp_path / "sql", rank=12)
+    alone = fitted(small, "vllm")[0].needs
+    needs = fitted(small, "vllm", adapters=f"sql={folder}")[0].needs
+    assert needs.adapters == 2 * 8 * 16 * 2048 * 32
+    assert needs.process - alone.process == 2 * 12 * 2048 * 32
+    fewer = fitted(small, "vllm", adapters=f"sql={folder}", max_loras=2, max_lora_rank=32)[0].needs
+    assert fewer.adapters == 2 * 2 * 32 * 2048 * 32
+
+
+def test_a_model_that_fits_without_its_adapters_is_refused_with_them(
+    small: Path, left: Any, tmp_path: Path
+) -> None:
+    left()
+    folder = write_adapter(tmp_path / "sql")
+    named = ",".join(f"a{number}={folder}" for number in range(300))
+    alone = fitted(small, "iterative")[0].needs.served
+    with_them = fitted(small, "iterative", adapters=named)[0].needs.served
+    assert with_them - alone > 10**9
+    left(free=(alone + with_them) / 2)
+    fitted(small, "iterative")
+    with pytest.raises(ShortageError, match=r"its adapters 1\.0 GB"):
+        fitted(small, "iterative", adapters=named)
+
+
+def test_an_adapter_that_came_to_a_built_model_is_counted(tmp_path: Path) -> None:
+    llmserve.build("iterative", "demo", output=tmp_path, name="mine")
+
+    def needs() -> Needs:
+        found = needs_of(Repository.open(tmp_path).model("mine"), Registry.load())
+        assert found is not None
+        return found
+
+    before = needs()
+    assert before.adapters == 0
+    adapters = tmp_path / "mine" / "1" / "adapters"
+    write_adapter(adapters / "sql")
+    # What is no adapter has no size, and is told where it is asked for.
+    (adapters / "broken").mkdir()
+    width = 4 if before.instead else 2
+    assert needs().adapters == 2 * width * 16 * 2048 * 32
+    assert needs().served == before.served + needs().adapters
 
 
 def test_a_build_from_python_is_refused_as_the_command_refuses_it(

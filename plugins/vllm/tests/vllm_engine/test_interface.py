@@ -69,7 +69,7 @@ def test_the_engine_takes_and_returns_the_same() -> None:
 
 
 def test_the_highest_ranks_are_those_that_vllm_takes() -> None:
-    from llmserve_vllm.adapters import RANKS
+    from llmserve_vllm.lora_limits import RANKS
 
     assert get_args(real("vllm.config.lora", "MaxLoRARanks")) == RANKS
 
