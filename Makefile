@@ -109,7 +109,7 @@ build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml 
 test-vllm:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 found: install one, or name it with PYTHON=..."; exit 1; }
 	@$(PYTHON) -m tests.vllm_environment
-	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests tests/real/test_real_vllm.py tests/reliability/test_vllm.py
+	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests tests/real/test_real_vllm.py tests/real/test_real_peers.py tests/reliability/test_vllm.py
 
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost

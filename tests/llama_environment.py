@@ -42,13 +42,15 @@ def llama_server() -> list[str]:
     return [sys.executable, str(SCRIPT), str(_FOLDER)]
 
 
-def options(file: Path, name: str, port: int, streams: int, cores: int) -> list[str]:
+def options(
+    file: Path, name: str, port: int, streams: int, cores: int, **more: object
+) -> list[str]:
     """Return the options of the server."""
     # By default, it has at least four threads. With more than there are cores, they wait for one
     # another in a loop, and a token takes seconds.
     return _flags(
         model=file, alias=name, host="127.0.0.1", port=port, threads=cores,
-        parallel=streams, ctx_size=streams * _CONTEXT,
+        parallel=streams, ctx_size=streams * _CONTEXT, **more,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VLLM = os.environ.get("VLLM") or "0.32.0"
 FOLDER = ROOT / "build" / "vllm"
-_PLUGINS = ("vllm", "hf", "iterative", "gateway", "bench")
+_PLUGINS = ("vllm", "hf", "iterative", "gateway", "bench", "certify")
 _READY = "ready"
 # The embedded Triton and its client need older ones than vLLM would take.
 _CHOSEN_HERE = {"numpy", "protobuf"}

@@ -55,7 +55,8 @@ def _is_path(word: str) -> bool:
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --compare: a file with a prompt in each line.",
+    help="With --compare: a file with a prompt in each line, or with requests of OpenAI's API "
+    "as JSON lines, or vLLM's log.",
 )
 @click.option("--chat", is_flag=True, help="With --compare: send each prompt as a chat message.")
 @click.option(

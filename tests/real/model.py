@@ -117,6 +117,38 @@ def converted_model() -> Path:
     return kept("real", convert, str(file), installed("transformers", "gguf"), sources)
 
 
+def widened_file() -> Path:
+    """Return the model as a GGUF file in float32, whose weights are those of the file."""
+    file = real_model()
+
+    def widen(folder: Path) -> None:
+        folder.mkdir()
+        _widen(file, folder / "real-f32.gguf")
+
+    return kept("real-f32", widen, str(file), installed("gguf")) / "real-f32.gguf"
+
+
+def _widen(file: Path, wide: Path) -> None:
+    import gguf
+    import numpy as np
+
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(wide, str(reader.fields["general.architecture"].contents()))
+    own = {"general.architecture", "general.file_type", "general.quantization_version"}
+    for field in reader.fields.values():
+        if field.name not in own and not field.name.startswith("GGUF."):
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    writer.add_file_type(0)
+    for tensor in reader.tensors:
+        weights = gguf.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, weights.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def trained_adapter() -> Path:
     """Return an adapter of the model, which takes a minute or two of training."""
     source = converted_model()

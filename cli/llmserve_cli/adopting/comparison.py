@@ -1,4 +1,4 @@
-"""The old server's answers beside the new one's, and the speed of both.
+"""The old server's answers beside the new one's, and the speed and memory of both.
 
 The comparison is ``certify --between``, and the measurement ``bench``; both are plugins' commands.
 """
@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from llmserve.commands import check_folder, printable
 from llmserve.errors import LLMServeError, PluginError, UsageError
 from llmserve.plugin import ServerFile, install_command
 from llmserve_cli.adopting.adopted import Adopted
+from llmserve_cli.adopting.logged_prompts import read_logged_prompts
+from llmserve_cli.adopting.process_memory import memory_at, memory_of
 from llmserve_cli.building import build_file
 from llmserve_cli.server_process import serving
 
@@ -63,7 +65,8 @@ def compare_with_old(ctx: click.Context, out: Path, adopted: Adopted, asked: Ask
     build_file(file, serves=True)
     lines = [f"# {adopted.what}, and llmserve", ""]
     code = 0
-    with _served(file) as new_url:
+    with _prompts_of(asked) as (asked, left_out), _served(file) as (new_url, pid):
+        lines += [*(f"Not asked again: {words}." for words in left_out), ""] if left_out else []
         for name, old_name in called.items():
             old = f"{named or old_name}@{url}"
             found, differs = _compare(certify, old, f"{name}@{new_url}", name, asked)
@@ -75,6 +78,7 @@ def compare_with_old(ctx: click.Context, out: Path, adopted: Adopted, asked: Ask
                     "new": _measure(bench, name, new_url, asked),
                 }
                 lines += _speed_lines(speeds)
+        lines += _memory_lines({"old": memory_at(url), "new": memory_of(pid)})
     lines += ["## Not taken over", "", *(f"- {each}" for each in dict.fromkeys(
         map(str, adopted.unmatched))), ""]  # fmt: skip
     page = asked.report / _PAGE
@@ -89,12 +93,25 @@ def _command(ctx: click.Context, name: str) -> click.Command | None:
 
 
 @contextmanager
-def _served(file: ServerFile) -> Iterator[str]:
-    """Serve the models of a file on free ports, and yield where they are asked."""
+def _prompts_of(asked: Asked) -> Iterator[tuple[Asked, tuple[str, ...]]]:
+    """Yield what is asked, with a file of prompts in place of a log of requests."""
+    logged = read_logged_prompts(asked.prompts) if asked.prompts else None
+    if logged is None:
+        yield asked, ()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.jsonl"
+        logged.write(path)
+        yield replace(asked, prompts=path, chat=asked.chat or logged.chat), logged.left_out
+
+
+@contextmanager
+def _served(file: ServerFile) -> Iterator[tuple[str, int]]:
+    """Serve the models of a file on free ports; yield where they are asked, and the process."""
     models = [word for name in file.models for word in ("--model", name)]
     with serving(file.repository, [*models, "--port", "0"]) as (server, _):
         fronts = [each.url for each in server.report.frontends]
-        yield next(iter(fronts), server.url)
+        yield next(iter(fronts), server.url), server.report.pid
 
 
 def _compare(
@@ -161,6 +178,13 @@ def _speed_lines(speeds: Mapping[str, Mapping[str, Any] | LLMServeError]) -> lis
         values = [figure_in(found, key) for key in _FIGURES.values()]
         cells = ["" if value is None else f"{value:.4g}" for value in values]
         lines.append(f"| {who} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _memory_lines(sizes: Mapping[str, int | None]) -> list[str]:
+    lines = ["## Memory", "", "Of a server with all its models, after the requests:", ""]
+    for who, size in sizes.items():
+        lines.append(f"- {who}: {'not known' if size is None else f'{size / 1e6:.0f} MB'}")
     return [*lines, ""]
 
 

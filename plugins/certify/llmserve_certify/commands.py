@@ -84,7 +84,7 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     "--prompts",
     "prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --between: a file with a prompt in each line.",
+    help='With --between: a file with a prompt in each line, or with JSON lines of {"prompt": …}.',
 )
 @click.option("--chat", is_flag=True, help="With --between: send each prompt as a chat message.")
 @click.option(
@@ -244,7 +244,21 @@ def _read_prompts(path: Path) -> list[str]:
         raise UsageError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from None
     if not (found := [line for line in text.splitlines() if line.strip()]):
         raise UsageError(f"{path} is empty", hint="write a prompt into each line")
-    return found
+    return [_prompt_in(line) for line in found]
+
+
+def _prompt_in(line: str) -> str:
+    """Return a prompt, which as an object of JSON may have several lines.
+
+    >>> _prompt_in('{"prompt": "one\\\\ntwo"}'), _prompt_in("{ or so")
+    ('one\\ntwo', '{ or so')
+    """
+    try:
+        found = json.loads(line) if line.startswith("{") else None
+    except (ValueError, RecursionError):
+        return line
+    prompt = found.get("prompt") if isinstance(found, dict) else None
+    return prompt if isinstance(prompt, str) and prompt.strip() else line
 
 
 def _chosen(checks: list[Check], only: tuple[str, ...]) -> list[Check]:

@@ -19,6 +19,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("port", "threads", "parallel", "ctx-size"):
         parser.add_argument(f"--{name}", required=True, type=int)
+    for name in ("cache-type-k", "cache-type-v"):
+        parser.add_argument(f"--{name}", default="f16")
     args = parser.parse_args()
     sys.path.insert(0, args.folder)
     package: Any = import_module("xllamacpp")
@@ -27,6 +29,9 @@ def main() -> None:
     params.hostnames, params.port = [args.host], args.port
     params.n_parallel, params.n_ctx = args.parallel, args.ctx_size
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
+    kinds = package.ggml_type
+    params.cache_type_k = getattr(kinds, f"GGML_TYPE_{args.cache_type_k.upper()}")
+    params.cache_type_v = getattr(kinds, f"GGML_TYPE_{args.cache_type_v.upper()}")
     server = package.Server(params)
     print(package.get_system_info(), server.listening_address, file=sys.stderr, flush=True)
     signal.pause()
