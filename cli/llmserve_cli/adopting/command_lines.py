@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from llmserve_cli.adopting.adopted import Adopted
+from llmserve_cli.adopting.env_files import read_variables
 from llmserve_cli.adopting.launch import Launch, Port, adopt_launch, engine_of
 from llmserve_cli.adopting.source_text import SourceText
 from llmserve_cli.adopting.words import Word, commands_in, is_assignment
@@ -85,6 +86,12 @@ def docker_run(source: SourceText, words: Sequence[Word]) -> Launch:
                 name, given, text = value.partition("=")
                 if given:
                     launch.variables[name] = Word(text, word.line)
+            case "--env-file":
+                found = read_variables(source.folder / value) if "\0" not in value else None
+                of_file = {name: Word(text, word.line) for name, text in (found or {}).items()}
+                launch.variables = {**of_file, **launch.variables}
+                if found is None:
+                    launch.unread.append(Word(f"--env-file {value}", word.line))
             case "--network" | "--net":
                 launch.uses_host_network = value == "host"
             case "--entrypoint":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from llmserve_cli.adopting.adopted import Adopted, Origin, Remark, Value
+from llmserve_cli.adopting.adopted import Adopted, Origin, Remark, Value, shown
+from llmserve_cli.adopting.env_files import read_variables, without_secrets
 from llmserve_cli.adopting.launch import Launch, Port, adopt_launch
 from llmserve_cli.adopting.source_text import SourceText
 from llmserve_cli.adopting.words import Word, expanded, expanded_in_pod, split_line
@@ -20,9 +21,11 @@ def is_compose(documents: Sequence[Node]) -> bool:
 def read_compose(source: SourceText, documents: Sequence[Node]) -> Adopted:
     """Read the services of a compose file that are known servers."""
     adopted = Adopted("a compose file")
+    # It sets what is named in the file itself.
+    known = without_secrets(read_variables(source.folder / ".env") or {})
     for document in documents:
         for name, service in _services(document)[:_MOST_SERVICES]:
-            if not adopt_launch(_of_service(source, service), adopted):
+            if not adopt_launch(_of_service(source, service, known, adopted), adopted):
                 what = service.text_at("image") or "what it builds"
                 adopted.unneeded.append(
                     Remark(
@@ -30,12 +33,11 @@ def read_compose(source: SourceText, documents: Sequence[Node]) -> Adopted:
                         f"{what} is no server of models that is known",
                     )
                 )  # fmt: skip
-            for key in ("env_file", "extends"):
-                if (other := service.get(key)) is not None:
-                    adopted.miss(
-                        Origin(source.name, other.line, key),
-                        "other files are not followed: set their values by hand",
-                    )
+            if (other := service.get("extends")) is not None:
+                adopted.miss(
+                    Origin(source.name, other.line, "extends"),
+                    "other files are not followed: set their values by hand",
+                )
     return adopted
 
 
@@ -46,61 +48,87 @@ def _services(document: Node) -> list[tuple[str, Node]]:
     return [(name, each) for name, each in found if each.get("image") or each.get("build")]
 
 
-def _of_service(source: SourceText, service: Node) -> Launch:
-    entry = _words(service.get("entrypoint"), compose=True)
+def _of_service(
+    source: SourceText, service: Node, known: Mapping[str, str], adopted: Adopted
+) -> Launch:
+    entry = _words(service.get("entrypoint"), known)
     ports = []
     for port in service.list_at("ports"):
         if port.text is not None:
-            ports.append(Port.parse(expanded(port.text, {}), port.line))
+            ports.append(Port.parse(expanded(port.text, known), port.line))
         elif target := port.text_at("target"):
             offered, address = port.text_at("published") or "", port.text_at("host_ip") or ""
-            ports.append(Port(address, expanded(offered, {}), target, port.line))
+            ports.append(Port(address, expanded(offered, known), target, port.line))
     mounts = []
     for volume in service.list_at("volumes"):
         if volume.text is not None:
             # A default in braces may have a colon.
-            parts = expanded(volume.text, {}).split(":")
+            parts = expanded(volume.text, known).split(":")
             if len(parts) > 1:
                 mounts.append((parts[0], parts[1]))
         elif (here := volume.text_at("source")) and (there := volume.text_at("target")):
-            mounts.append((expanded(here, {}), there))
+            mounts.append((expanded(here, known), there))
     image = service.get("image")
     count = service.get("deploy", "replicas") or service.get("scale")
-    text = expanded(image.text, {}) if image and image.text else ""
+    text = expanded(image.text, known) if image and image.text else ""
     return Launch(
         source,
-        [*entry, *_words(service.get("command"), compose=True)],
+        [*entry, *_words(service.get("command"), known)],
         image=Word(text, image.line) if image else None,
         has_program=bool(entry),
-        variables=_variables(service.get("environment")),
+        variables={
+            **_of_files(source, service, known, adopted),
+            **_variables(service.get("environment"), known),
+        },
         ports=ports,
         mounts=mounts,
         in_container=True,
         uses_host_network=service.text_at("network_mode") == "host",
         is_open=bool(ports),
-        replicas=_replicas(source, count),
+        replicas=_replicas(source, count, known),
     )
 
 
-def _replicas(source: SourceText, node: Node | None) -> Value | None:
+def _of_files(
+    source: SourceText, service: Node, known: Mapping[str, str], adopted: Adopted
+) -> dict[str, Word]:
+    """Return the variables of the files that a service names, at the lines that name them."""
+    found: dict[str, Word] = {}
+    given = service.get("env_file")
+    for each in given.entries() or [given] if given is not None else ():
+        text = expanded(each.text or each.text_at("path") or "", known)
+        variables = read_variables(source.folder / text) if text and "\0" not in text else None
+        if variables is None:
+            origin = Origin(source.name, each.line, shown("env_file", text))
+            adopted.miss(origin, "it cannot be read here: set its values by hand")
+        for name, value in (variables or {}).items():
+            found[name] = Word(value, each.line)
+    return found
+
+
+def _replicas(
+    source: SourceText, node: Node | None, known: Mapping[str, str] | None = None
+) -> Value | None:
     if node is None or node.text is None:
         return None
-    return Value(expanded(node.text, {}), Origin(source.name, node.line, f"replicas: {node.text}"))
+    return Value(
+        expanded(node.text, known or {}), Origin(source.name, node.line, f"replicas: {node.text}")
+    )
 
 
-def _words(node: Node | None, *, compose: bool = False) -> list[Word]:
+def _words(node: Node | None, known: Mapping[str, str] | None = None) -> list[Word]:
     """Return a command, a list of words or one text, with the line of each word."""
     if node is None:
         return []
     if node.is_list:
         return [
-            Word(expanded(each.text, {}) if compose else each.text, each.line)
+            Word(each.text if known is None else expanded(each.text, known), each.line)
             for each in node.entries()
             if each.text is not None
         ]
     if node.text is None:
         return []
-    text = expanded(node.text, {}) if compose else node.text
+    text = node.text if known is None else expanded(node.text, known)
     words = split_line(text.replace("\\\n", " ")) or []
     line, found = node.line, []
     for word in words:
@@ -111,15 +139,17 @@ def _words(node: Node | None, *, compose: bool = False) -> list[Word]:
     return found
 
 
-def _variables(node: Node | None) -> dict[str, Word]:
+def _variables(node: Node | None, known: Mapping[str, str]) -> dict[str, Word]:
     if node is None:
         return {}
     pairs = {name: each for name, each in node.items() if each.text is not None}
-    found = {name: Word(expanded(each.text or "", {}), each.line) for name, each in pairs.items()}
+    found = {
+        name: Word(expanded(each.text or "", known), each.line) for name, each in pairs.items()
+    }
     for each in node.entries():
         name, equals, value = (each.text or "").partition("=")
         if equals:
-            found[name] = Word(expanded(value, {}), each.line)
+            found[name] = Word(expanded(value, known), each.line)
     return found
 
 

@@ -85,6 +85,8 @@ class Launch:
     model: Value | None = None
     """The model, if it is not in the arguments."""
     name: Value | None = None
+    unread: list[Word] = field(default_factory=list)
+    """Files that it names, and that are not here."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,9 @@ def adopt_launch(launch: Launch, adopted: Adopted) -> bool:
     if (found := engine_of(launch)) is None:
         return False
     engine, words = found
+    for word in launch.unread:
+        origin = Origin(launch.source.name, word.line, shown(word.text))
+        adopted.miss(origin, "it cannot be read here: set its values by hand")
     _Adoption(launch, engine, adopted).take(words)
     return True
 

@@ -16,6 +16,7 @@ from llmserve_cli.adopting.containers import (
     read_compose,
     read_kubernetes,
 )
+from llmserve_cli.adopting.helm_values import is_values, read_values
 from llmserve_cli.adopting.launch import free_ports
 from llmserve_cli.adopting.ollama import is_modelfile, is_store, read_modelfile, read_store
 from llmserve_cli.adopting.openvino_server import (
@@ -66,6 +67,7 @@ YAMLS = (
     YamlReader("Ray Serve LLM's YAML", is_ray_serve, read_ray_serve),
     YamlReader("manifests of Kubernetes and KServe", is_kubernetes, read_kubernetes),
     YamlReader("a compose file", is_compose, read_compose),
+    YamlReader("values of a Helm chart", is_values, read_values),
 )
 TEXTS = (
     TextReader("a configuration of OpenVINO Model Server", is_ovms_config, read_ovms_config),

@@ -36,7 +36,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
         if match[0] == "$$":
             return "$"
         name = match[1] or match[4]
-        if name in variables:
+        if name in variables and (variables[name] or match[2] != "-"):
             return variables[name]
         return match[3] if match[2] == "-" else match[0]
 

@@ -234,4 +234,95 @@ LINES = (
         {"max_model_len": 4096, "max_tokens": 128}, port=11434,
         says=("name the GGUF file of Q4_K_M",), file="Modelfile",
     ),
+    Line(
+        "maddyrucos/pizzeria_agent, llm/run_model.sh",
+        "#!/usr/bin/env bash\nset -euo pipefail\n\n"
+        "python3 -m vllm.entrypoints.openai.api_server \\\n  --model Qwen/Qwen2.5-3B-Instruct \\\n"
+        "  --dtype auto \\\n  --max-model-len 4096 \\\n  --gpu-memory-utilization 0.85 \\\n"
+        "  --enable-auto-tool-choice \\\n  --tool-call-parser hermes\n",
+        "Qwen/Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct",
+        {"max_model_len": 4096, "gpu_memory_utilization": 0.85}, says=("it asks for nothing",),
+    ),
+    Line(
+        "southfreebird/vllm, run_vllm.sh",
+        "vllm serve meta-llama/Meta-Llama-3.1-8B-Instruct \\\n"
+        "          --served-model-name meta-llama/Meta-Llama-3.1-8B-Instruct-fast \\\n"
+        "          --trust-remote-code \\\n          --disable-log-requests \\\n"
+        "          --tensor-parallel-size 2 \\\n"
+        "          --speculative-config '{\"model\": \"./mlp_based_lk/\", "
+        "\"num_speculative_tokens\": 3, \"method\": \"mlp_speculator\"}'\n"
+        "          # --speculative-config '{\"method\": \"eagle\"}'\n",
+        "meta-llama/Meta-Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct-fast",
+        {"trust_remote_code": True, "tensor_parallel_size": 2,
+         "speculative_config": '{"model": "./mlp_based_lk/", "num_speculative_tokens": 3, '
+         '"method": "mlp_speculator"}'},
+        says=("--disable-log-requests",),
+    ),
+    Line(
+        "ohjoonhee/lmms-eval, scripts/qwen_vllm_serve.sh",
+        "#!/bin/bash\n\nvllm serve Qwen/Qwen3-VL-2B-Instruct \\\n    --enable-auto-tool-choice \\\n"
+        "    --tool-call-parser hermes \\\n    --max-model-len 131072 \\\n"
+        "    # --quantization fp8\n    # --reasoning-parser deepseek_r1 \\",
+        "Qwen/Qwen3-VL-2B-Instruct", "Qwen3-VL-2B-Instruct", {"max_model_len": 131072},
+    ),
+    Line(
+        "alan-turing-institute/t0-1, scripts/spark/serve_gpt-oss_with_tools.sh",
+        "vllm serve openai/gpt-oss-20b \\\n--seed 42 \\\n--generation-config vllm \\\n"
+        "--port 8020 \\\n--tensor-parallel-size 1 \\\n--hf-overrides '{\"rope-scaling\": "
+        "{\"factor\":4, \"rope_type\":\"yarn\"}}' \\\n--tool-call-parser openai \\\n"
+        "--gpu-memory-utilization 0.5\n",
+        "openai/gpt-oss-20b", "gpt-oss-20b",
+        {"gpu_memory_utilization": 0.5, "engine_args": '{"seed": 42, "hf_overrides": '
+         '{"rope-scaling": {"factor": 4, "rope_type": "yarn"}}}'},
+        port=8020, says=("--generation-config vllm",),
+    ),
+    Line(
+        "rrrepos/rx-labs, scripts/run-model.sh",
+        'MODEL="meta-llama/Meta-Llama-3-8B-Instruct" \n\ndocker run --runtime nvidia --gpus all '
+        '\\\n    --env-file "docker.env" \\\n    -p 8000:8000 \\\n    --ipc=host \\\n'
+        "    vllm/vllm-openai:latest \\\n    --model $MODEL\n",
+        "meta-llama/Meta-Llama-3-8B-Instruct", "Meta-Llama-3-8B-Instruct",
+        says=("--env-file docker.env: it cannot be read here",),
+    ),
+    Line(
+        "koyeb/example-vllm, Dockerfile",
+        "FROM vllm/vllm-openai:latest\n\nENTRYPOINT python3 -m vllm.entrypoints.openai.api_server "
+        "\\\n    --model ${MODEL_NAME:-meta-llama/Meta-Llama-3.1-8B-Instruct}\n",
+        "meta-llama/Meta-Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct", file="Dockerfile",
+    ),
+    Line(
+        "lum7671/Scripts, run_llvm_coder.zsh",
+        "#!/usr/bin/env zsh\n\nllama-server \\\n    -hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF \\\n"
+        "    --port 8012 -ngl 99 -fa -ub 1024 -b 1024 -dt 0.1 \\\n"
+        "    --ctx-size 0 --cache-reuse 256 &\n",
+        "ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF", "Qwen2.5-Coder-3B-Q8_0-GGUF", port=8012,
+        says=("-ngl 99", "--ctx-size 0: it asks for nothing"),
+    ),
+    Line(
+        "vllm-project/production-stack, tutorials/assets/values-02-basic-config.yaml",
+        'servingEngineSpec:\n  runtimeClassName: ""\n  modelSpec:\n  - name: "llama3"\n'
+        '    repository: "vllm/vllm-openai"\n    tag: "latest"\n'
+        '    modelURL: "meta-llama/Llama-3.1-8B-Instruct"\n    replicaCount: 1\n    requestGPU: 1\n'
+        '    vllmConfig:\n      enableChunkedPrefill: false\n      enablePrefixCaching: false\n'
+        '      maxModelLen: 4096\n      dtype: "bfloat16"\n'
+        '      extraArgs: ["--disable-log-requests", "--gpu-memory-utilization", "0.8"]\n'
+        "    hf_token: <YOUR HF TOKEN>\n",
+        "meta-llama/Llama-3.1-8B-Instruct", "llama3",
+        {"enable_chunked_prefill": "false", "enable_prefix_caching": "false",
+         "max_model_len": 4096, "dtype": "bfloat16", "gpu_memory_utilization": 0.8},
+        says=("a build reads HF_TOKEN",), secrets=("YOUR HF TOKEN",), file="values.yaml",
+    ),
+    Line(
+        "vllm-project/production-stack, tutorials/assets/values-25-v100-multi-gpu-tp2.yaml",
+        'servingEngineSpec:\n  strategy:\n    type: Recreate\n  modelSpec:\n  - name: "qwen7b"\n'
+        '    repository: "vllm/vllm-openai"\n    modelURL: "Qwen/Qwen2.5-7B-Instruct"\n'
+        "    replicaCount: 1\n    pvcAccessMode:\n      - ReadWriteOnce\n    vllmConfig:\n"
+        '      dtype: "half"\n      v0: "1"\n      tensorParallelSize: 2\n'
+        '      maxModelLen: 8192\n      extraArgs:\n        - "--enforce-eager"\n    env:\n'
+        '      - name: VLLM_ENABLE_CUDA_COMPATIBILITY\n        value: "1"\n    shmSize: "4Gi"\n',
+        "Qwen/Qwen2.5-7B-Instruct", "qwen7b",
+        {"dtype": "float16", "tensor_parallel_size": 2, "max_model_len": 8192,
+         "enforce_eager": True},
+        says=("shmSize 4Gi", "VLLM_ENABLE_CUDA_COMPATIBILITY"), file="values.yaml",
+    ),
 )  # fmt: skip

@@ -185,6 +185,63 @@ def test_several_services_share_one_gateway() -> None:
     assert "service cache" in Path("llmserve.toml").read_text(encoding="utf-8")
 
 
+def test_two_servers_of_one_script_are_two_models() -> None:
+    # haskoe/beancount-ledger, start-llm.sh
+    Path("start-llm.sh").write_text(
+        "llama-server \\\n  -m ~/models/Qwen3VL-8B-Instruct-Q8_0.gguf \\\n"
+        "  --mmproj ~/models/mmproj.gguf --gpu-layers 99 --host 0.0.0.0 --port 8080\n\n"
+        "llama-server \\\n  -m ~/models/gemma-2-2b-it-q8_0.gguf --port 8081 --no-mmap\n",
+        encoding="utf-8",
+    )
+    result = adopt("start-llm.sh", "--plugin", "vllm")
+    file = ServerFile.read(Path("llmserve.toml"))
+    assert [*file.models] == ["Qwen3VL-8B-Instruct-Q8_0", "gemma-2-2b-it-q8_0"]
+    assert "only text is served" in result.stderr
+
+
+def test_files_of_variables_are_followed_and_their_secrets_are_not_written() -> None:
+    Path(".env").write_text(
+        "# of the machine\nMODEL=a/b\nexport PORT='8123'  # ours\nHF_TOKEN=hf_hiddenword1\n"
+        "VLLM_API_KEY=hiddenword1\nEMPTY=\nDATABASE=postgres://u:hiddenword1@db\n",
+        encoding="utf-8",
+    )
+    Path("more.env").write_text("VLLM_API_KEY=hiddenword1\nTZ=Asia/Seoul\nnonsense\n", "utf-8")
+    Path("compose.yaml").write_text(
+        "services:\n  vllm:\n    image: vllm/vllm-openai\n    env_file:\n      - more.env\n"
+        "      - path: gone.env\n        required: false\n"
+        "    environment:\n      - HF_TOKEN=${HF_TOKEN}\n      - OTHER=$DATABASE\n"
+        "    command: --model ${MODEL} --max-model-len ${EMPTY:-64}\n"
+        "    ports: ['${PORT}:8000']\n",
+        encoding="utf-8",
+    )
+    result = adopt("compose.yaml", "--plugin", "vllm")
+    text = Path("llmserve.toml").read_text(encoding="utf-8")
+    file = ServerFile.read(Path("llmserve.toml"))
+    assert (file.models["b"].model, file.gateway["port"]) == ("a/b", 8123)
+    assert dict(file.models["b"].options) == {"max_model_len": 64}
+    assert "--from-env VLLM_API_KEY" in result.stderr
+    assert "a build reads HF_TOKEN" in result.stderr
+    assert "gone.env: it cannot be read here" in result.stderr
+    assert "hiddenword1" not in result.output + result.stderr + text
+
+
+def test_variables_of_docker_run_come_out_of_a_file() -> None:
+    Path("docker.env").write_text("MODEL_ID=a/b\nMAX_TOTAL_TOKENS=64\n", encoding="utf-8")
+    image = "ghcr.io/huggingface/text-generation-inference"
+    file = file_of("--plugin", "vllm", f"docker run --env-file docker.env -p 1234:80 {image}")
+    assert file.models["b"].model == "a/b"
+    assert dict(file.models["b"].options) == {"max_model_len": 64}
+
+
+def test_values_of_another_chart_are_refused_with_the_way() -> None:
+    Path("values.yaml").write_text(
+        "image:\n  repository: vllm/vllm-openai\n  tag: v0.9\nmodel:\n  name: a/b\n", "utf-8"
+    )
+    with pytest.raises(ConfigError, match="values of a Helm chart") as error:
+        adopt("values.yaml")
+    assert "helm template" in str(error.value.hint)
+
+
 def test_nothing_is_run_and_a_command_in_a_value_is_told() -> None:
     result = adopt("vllm serve a/b --max-model-len $(touch ran; echo 5) --dtype `touch ran`")
     assert not Path("ran").exists()
