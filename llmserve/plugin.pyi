@@ -36,6 +36,7 @@ from llmserve.builder.gguf.kept import KeptWeights as KeptWeights
 from llmserve.builder.gguf.kept import has_kept_weights as has_kept_weights
 from llmserve.builder.guessing import GUESS_OPTIONS as GUESS_OPTIONS
 from llmserve.builder.guessing import draft_context as draft_context
+from llmserve.builder.home import pages_folder as pages_folder
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan

@@ -25,6 +25,19 @@ class RecallRunner:
         self.passes: list[list[Chunk]] = []
         self.fail_next = False
 
+    @property
+    def page_form(self) -> str:
+        return str(self._cache.dtype)
+
+    def read_page(self, page: int) -> bytes:
+        return bytes(self._cache[page].tobytes())
+
+    def write_page(self, page: int, content: bytes) -> bool:
+        if len(content) != self._cache[page].nbytes:
+            return False
+        self._cache[page] = np.frombuffer(content, self._cache.dtype)
+        return True
+
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
         assert all(chunk.ids for chunk in chunks)
         singles = [chunk.single for chunk in chunks]

@@ -23,6 +23,7 @@ _COMMANDS = {
         "unload": ("running", "Unload a model from a running server."),
         "list": ("listing:list_models", "List the models that are built."),
         "adapter": ("adapter", "Add, remove and list a model's adapters."),
+        "warm": ("warm", "List and clear what is kept of prompts."),
         "remove": ("remove", "Delete a built model."),
         "export": ("export", "Write a model for a Triton without llmserve."),
         "check": ("check", "Find problems in a model repository."),

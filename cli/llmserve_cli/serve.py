@@ -13,6 +13,7 @@ import click
 from llmserve.commands import printable
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import FileCommand, Problem, server_file_of
+from llmserve.runtime.contract import WARM, WARM_BYTES
 from llmserve.server import REPOSITORY_FOLDER, find_servers
 from llmserve_cli.building import CONFIG, FIT, NAME, PLUGIN, SET
 from llmserve_cli.completion import what_to_serve
@@ -27,8 +28,10 @@ from llmserve_cli.served_repository import Asked, options_of, served_repository
 from llmserve_cli.triton_flags import triton_arguments
 
 if TYPE_CHECKING:
-    from llmserve.server import OnDemand, ServerSettings, Serving
+    from llmserve.server import OnDemand, ServeOptions, ServerSettings, Serving
     from llmserve_cli.frontends import RequestedFrontends
+
+_GB = 1_000_000_000
 
 
 @click.command(cls=FileCommand, subject="served", verb="serve", options=options_of)
@@ -73,6 +76,9 @@ def serve(
     With --certify, models are asked again and again, while they are idle, what they answered when
     they were first well; --on-fault is told if that changes by more than rounding explains.
 
+    With --warm, a prompt that begins as an earlier one is not read anew, also after a restart. What
+    is kept on disk tells what prompts said; `llmserve warm clear` deletes it.
+
     With --on-demand, all models are offered, and the OpenAI API loads the one that a request names;
     the one that was not used for longest makes place for it.
 
@@ -82,6 +88,7 @@ def serve(
     llmserve serve gpt2 --plugin hf
     llmserve serve --config llmserve.toml --replicas 2
     llmserve serve --on-demand --max-loaded 2 --pin demo
+    llmserve serve --warm 4
     llmserve serve --certify --on-fault 'logger -t llmserve'
     """
     from llmserve.commands import Status
@@ -112,6 +119,7 @@ def serve(
         mounts=tuple(map(Path, found.references())),
         texts=file.texts if (file := server_file_of(ctx)) is not None else {},
         extra_args=triton_arguments(options.triton_flags),
+        env=_warm(options),
         **options.settings(),
     )
     frontends = RequestedFrontends(
@@ -157,6 +165,20 @@ def serve(
         if wrong := up.went_wrong:
             logs = ", ".join(map(str, up.log_files))
             _notify(f"not everything went well ({'; '.join(wrong)}): the log is in {logs}")
+
+
+def _warm(options: ServeOptions) -> dict[str, str]:
+    """Return what tells engines where to keep pages of their caches, if they are to keep any."""
+    from llmserve.plugin import pages_folder
+
+    if not options.warm:
+        return {}
+    if options.runtime == "docker":
+        raise UsageError(
+            "--warm keeps pages on this machine, which a container does not see",
+            hint="use --runtime embedded or binary",
+        )
+    return {WARM: str(pages_folder()), WARM_BYTES: str(int(options.warm * _GB))}
 
 
 def _refuse_missing_keys(keys: Path | None) -> None:

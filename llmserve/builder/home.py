@@ -23,6 +23,11 @@ def home() -> Path:
     return cache.absolute() / "llmserve"
 
 
+def pages_folder() -> Path:
+    """Return the folder in which engines keep pages of their caches (``serve --warm``)."""
+    return home() / "pages"
+
+
 def make_private(folder: Path, *parts: str) -> None:
     """Create the folder and parts of it; refuse one into which others could put what we believe."""
     try:

@@ -15,6 +15,11 @@ SCHEMA = 1
 THREADS = "LLMSERVE_THREADS"
 """The environment variable with the number of threads of an engine that does not use OpenMP."""
 
+WARM = "LLMSERVE_WARM"
+"""The environment variable with the folder in which engines keep full pages of their caches."""
+WARM_BYTES = "LLMSERVE_WARM_BYTES"
+"""The environment variable with how many bytes these pages may take in all."""
+
 STAND_IN_METRIC = "llmserve_stand_in"
 """A gauge of 1 in the server's metrics for each model whose requests a stand-in answers.
 

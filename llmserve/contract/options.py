@@ -281,6 +281,10 @@ class RequestOptions:
         "flag", "", "Without max_tokens, an answer may take what is left of the context.", False,
         set_by="frontend",
     )  # fmt: skip
+    cache_salt: str | None = _option(
+        "text", "", "Find only what is kept of prompts of requests with the same one.",
+        set_by="frontend",
+    )  # fmt: skip
     # See llmserve.contract.shared_stream.
     open_shared_stream: str | None = _option(
         "text", "", "Opens a stream of this name for the pieces of others' answers, instead of "
@@ -304,6 +308,7 @@ THINKING_BUDGET = OPTIONS["thinking_token_budget"].name
 THINKING_MARKS = OPTIONS["thinking_marks"].name
 CALL_MARKS = OPTIONS["call_marks"].name
 CALL_SCHEMA = OPTIONS["call_schema"].name
+CACHE_SALT = OPTIONS["cache_salt"].name
 OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
 SHARED_STREAM = OPTIONS["shared_stream"].name
 _OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)

@@ -180,6 +180,15 @@ class ServeOptions:
         flags=("--pin",), table="",
     )  # fmt: skip
 
+    warm: float = _option(
+        "number", "Keep what is computed of prompts on disk, where it outlives a restart: up to "
+        "so many GB; 0 for nothing.", 0.0, unit="GB", low=0,
+    )  # fmt: skip
+    warm_scope: str = _option(
+        "text", "With --warm: whose prompts a request finds, those of its API key or of all.",
+        "key", choices=("key", "all"), place="warm_scope",
+    )  # fmt: skip
+
     def settings(self) -> dict[str, Any]:
         """Return the fields of the server's settings that take an option as it is."""
         return {row.name: getattr(self, row.name) for row in SERVE_OPTIONS.values() if row.setting}
@@ -187,6 +196,9 @@ class ServeOptions:
     def place(self) -> dict[str, Any]:
         """Return the fields of a frontend's place that take an option as it is."""
         values = {row.place: getattr(self, row.name) for row in PLACED}
+        if not self.warm:
+            # In memory, all find each other's.
+            values["warm_scope"] = ""
         return {
             name: value.absolute() if isinstance(value, Path) else value
             for name, value in values.items()

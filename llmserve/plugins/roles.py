@@ -205,7 +205,8 @@ class Place:
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     ``batches`` is the folder in which a frontend may keep files that clients upload, and
     ``adapter_folder`` the one from which clients may have adapters added to models. ``aliases`` are
-    other names of models, each as ``NAME=MODEL``.
+    other names of models, each as ``NAME=MODEL``. ``warm_scope`` is ``key`` if a request may find
+    only what is kept of the prompts of its own key.
     """
 
     tritons: tuple[Address, ...]
@@ -221,6 +222,7 @@ class Place:
     adapter_folder: Path | None = None
     on_demand: bool = False
     aliases: tuple[str, ...] = ()
+    warm_scope: str = ""
 
     @property
     def url(self) -> str:

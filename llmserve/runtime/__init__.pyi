@@ -37,11 +37,17 @@ from llmserve.runtime.engine.engine import Engine as Engine
 from llmserve.runtime.engine.guessing import DraftModel as DraftModel
 from llmserve.runtime.engine.guessing import Guesser as Guesser
 from llmserve.runtime.engine.guessing import PromptLookup as PromptLookup
+from llmserve.runtime.engine.page_files import PageFile as PageFile
+from llmserve.runtime.engine.page_files import PageFiles as PageFiles
+from llmserve.runtime.engine.page_files import PageFolderError as PageFolderError
 from llmserve.runtime.engine.runner import ArrayLogits as ArrayLogits
 from llmserve.runtime.engine.runner import Chunk as Chunk
 from llmserve.runtime.engine.runner import Logits as Logits
+from llmserve.runtime.engine.runner import PageRunner as PageRunner
 from llmserve.runtime.engine.runner import Runner as Runner
 from llmserve.runtime.engine.runner import StateRunner as StateRunner
+from llmserve.runtime.engine.warm import WarmPages as WarmPages
+from llmserve.runtime.engine.warm import warm_pages as warm_pages
 from llmserve.runtime.errors import RequestError as RequestError
 from llmserve.runtime.errors import error_of_model as error_of_model
 from llmserve.runtime.location import located as located

@@ -2,10 +2,13 @@ from llmserve.contract.bounded_json import BoundedJson as BoundedJson
 from llmserve.contract.bounded_json import parse_json as parse_json
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
 from llmserve.contract.names import THREADS as THREADS
+from llmserve.contract.names import WARM as WARM
+from llmserve.contract.names import WARM_BYTES as WARM_BYTES
 from llmserve.contract.options import ADAPTER as ADAPTER
 from llmserve.contract.options import ALIASES as ALIASES
 from llmserve.contract.options import API_NAMES as API_NAMES
 from llmserve.contract.options import BIASES as BIASES
+from llmserve.contract.options import CACHE_SALT as CACHE_SALT
 from llmserve.contract.options import ENGINE_OPTIONS as ENGINE_OPTIONS
 from llmserve.contract.options import FILL_CONTEXT as FILL_CONTEXT
 from llmserve.contract.options import FORMS as FORMS

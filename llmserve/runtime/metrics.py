@@ -39,6 +39,15 @@ _COUNTERS = {
 _OF_ENGINE = {
     "llmserve_guessed_tokens_total": ("guessed_tokens", "Guesses of tokens that were checked"),
     "llmserve_accepted_tokens_total": ("accepted_tokens", "Guesses of tokens that were right"),
+    "llmserve_warm_tokens_total": (
+        "warm_tokens",
+        "Tokens whose pages were read from disk instead of computed",
+    ),
+    "llmserve_warm_bytes_total": ("warm_bytes", "Bytes of these pages"),
+    "llmserve_warm_saved_seconds_total": (
+        "seconds_saved",
+        "Time that these tokens would have taken longer to compute",
+    ),
 }
 _INTERVAL = 0.25
 

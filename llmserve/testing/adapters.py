@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from llmserve.runtime import Adapters, Engine, Generation, RequestError
+from llmserve.runtime import Adapters, Engine, Generation, PageFiles, RequestError, WarmPages
 from llmserve.testing import ByteTokenizer, generation
 from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve.testing.tiny_models import VOCAB, make_model
@@ -141,10 +141,13 @@ class AdapterConformance:
 
     def engine_with(
         self, folder: Path, family: str, *, budget: int = PLENTY, tokens: int = 512, most: int = 6,
-        **options: Any,
+        kept: Path | None = None, **options: Any,
     ) -> Engine:  # fmt: skip
         runner = self.make_runner(family, tokens)
         adapters = Adapters(folder, runner.adapters, budget)
+        if kept is not None:
+            files = PageFiles(kept, 1_000_000_000)
+            options["warm"] = WarmPages(runner, files, family.encode(), family)
         return Engine(runner, ByteTokenizer(), max_sequences=most, adapters=adapters, **options)
 
     def test_all_in_one_step_answer_as_their_merged_models(self, home: Path) -> None:
@@ -242,6 +245,26 @@ class AdapterConformance:
             finish(engine)
             assert request.cached_tokens == cached
             assert request.token_ids == expected(home, "llama", name, tuple(prompt))
+
+    def test_a_prompt_stays_warm_for_its_own_adapter(self, home: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "adapters"
+        shutil.copytree(home / "llama", folder)
+        prompt = PROMPTS[4]
+
+        def restarted(name: str, files: str) -> int | None:
+            engine = self.engine_with(folder, "llama", kept=tmp_path / "kept")
+            request = asked(engine, prompt, name)
+            finish(engine)
+            engine.close()
+            assert request.token_ids == expected(home, "llama", files, tuple(prompt))
+            return request.cached_tokens
+
+        found = [restarted(name, name) for name in ("", "one", "two", "one", "two", "")]
+        assert found == [0, 0, 0, 32, 32, 32]
+        (folder / "one").rename(tmp_path / "old")
+        shutil.copytree(folder / "two", folder / "one")
+        # It is the same as another now, whatever it is called.
+        assert restarted("one", "two") == 32
 
     def test_adapters_come_go_and_change_while_others_run(self, home: Path, tmp_path: Path) -> None:
         folder = tmp_path / "adapters"

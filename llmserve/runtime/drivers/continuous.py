@@ -62,7 +62,7 @@ class ContinuousDriver:
         self._arrived.put(None)
         for thread in self._threads:
             thread.join()
-        self._runner.metrics.close()
+        self._runner.close()
 
     def _run(self) -> None:
         while self._take_arrived():

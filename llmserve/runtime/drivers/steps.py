@@ -44,6 +44,13 @@ class JobRunner:
     def busy(self) -> bool:
         return self._engine.busy
 
+    def close(self) -> None:
+        """End the engine and release the metrics; the model is being unloaded."""
+        # Only some engines have this method.
+        if close := getattr(self._engine, "close", None):
+            close()
+        self.metrics.close()
+
     def admit(self, job: Job) -> bool:
         """Admit a request to the engine and return whether it was accepted; if not, it fails."""
         try:

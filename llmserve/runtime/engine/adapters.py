@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +41,7 @@ class Adapters:
         self._loaded: OrderedDict[str, int] = OrderedDict()
         """The bytes of each; the least recently used first."""
         self._holders: dict[str, int] = {}
+        self._digests: dict[str, str] = {}
 
     @property
     def bytes(self) -> int:
@@ -100,6 +102,20 @@ class Adapters:
         self._holders[key] -= 1
         if not self._holders[key]:
             del self._holders[key]
+
+    def digest(self, name: str, key: str) -> str | None:
+        """Return a digest of what is in an adapter's files; None if they are no longer those."""
+        if key not in self._digests:
+            found = hashlib.sha256()
+            try:
+                for file in (CONFIG, WEIGHTS):
+                    found.update((self._folder / name / file).read_bytes())
+            except OSError:
+                return None
+            if self._key(name) != key:
+                return None
+            self._digests[key] = found.hexdigest()
+        return self._digests[key]
 
     def _key(self, name: str) -> str:
         """Return the key of what a name has on the disk now; empty if that is nothing."""

@@ -17,6 +17,7 @@ from llmserve.runtime.engine.pages import PagePool
 from llmserve.runtime.engine.runner import Chunk, Logits, Runner, StateRunner
 from llmserve.runtime.engine.scheduler import ScheduledSequence, Scheduler
 from llmserve.runtime.engine.states import States
+from llmserve.runtime.engine.warm import WarmPages
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Progress, Tokenizer
 
@@ -38,7 +39,9 @@ class Engine:
         share_prefixes: bool = True,
         guesser: Guesser | None = None,
         adapters: Adapters | None = None,
+        warm: WarmPages | None = None,
     ) -> None:
+        self.seconds_saved = 0.0
         self.tokens_computed = self.guessed_tokens = self.accepted_tokens = 0
         self._guesser = guesser
         self._price = Price()
@@ -54,7 +57,9 @@ class Engine:
             share_prefixes=share_prefixes,
             adapters=adapters,
             states=States(runner) if isinstance(runner, StateRunner) else None,
+            warm=warm,
         )
+        self._warm = warm
         self._adapters = adapters
 
     @property
@@ -72,6 +77,21 @@ class Engine:
     @property
     def cache_used(self) -> int:
         return self.cache_tokens - self._pool.available * self._pool.page_size
+
+    @property
+    def warm_tokens(self) -> int:
+        """How many tokens were read from disk instead of computed."""
+        return self._scheduler.filled_tokens
+
+    @property
+    def warm_bytes(self) -> int:
+        """How many bytes these had."""
+        return self._warm.bytes_read if self._warm else 0
+
+    def close(self) -> None:
+        """Write the pages that are to be kept; the engine is not used after that."""
+        if self._warm is not None:
+            self._warm.close()
 
     def admit(self, generation: Generation) -> None:
         """Queue a generation until there is space for it; refuse one that can never run."""
@@ -98,7 +118,7 @@ class Engine:
                     "this model has no adapters", code="adapter_not_found", param="adapter"
                 )
             key = self._adapters.find(name)
-        beginning = self._pool.beginning(key)
+        beginning = self._pool.beginning(key, generation.params.cache_salt or "")
         self._scheduler.waiting.append(
             ScheduledSequence(generation, self._tokenizer, key, beginning)
         )
@@ -120,7 +140,12 @@ class Engine:
         began = time.perf_counter()
         guesses = self._guess() if self._guesser else {}
         guessed = time.perf_counter()
+        before = self._scheduler.filled_tokens
         plan = self._scheduler.plan(guesses)
+        filling = self._scheduler.filling
+        if filling and (rate := self._pace.rate):
+            saved = (self._scheduler.filled_tokens - before) / rate - filling
+            self.seconds_saved += max(0.0, saved)
         progress.failed += self._scheduler.failed
         self._scheduler.failed.clear()
         if not plan:
@@ -133,7 +158,7 @@ class Engine:
         # All sequences that need only the likeliest token share one wait for the device.
         plain = any(chunk.rows and sequence.sampler is None for sequence, chunk in plan)
         likeliest = logits.likeliest() if plain else ()
-        seconds = time.perf_counter() - guessed
+        seconds = time.perf_counter() - guessed - filling
         self._pace.measured(
             sum(len(chunk.ids) for sequence, chunk in plan if not sequence.is_answering), seconds
         )

@@ -24,6 +24,11 @@ class Pace:
         self.most = max(1, most)
         self._rate: float | None = None
 
+    @property
+    def rate(self) -> float | None:
+        """Tokens in a second, if that was measured."""
+        return self._rate
+
     def tokens(self, *, answers_wait: bool) -> int:
         allowed = _LEAST
         if self._rate is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 START = 0
 """The content number that precedes the first page."""
+
+_MOST_BEGINNINGS = 10_000
 
 Key = tuple[int, tuple[int, ...]]
 """The number of the content before a full page, which is never reused, and the page's tokens."""
@@ -29,7 +32,7 @@ class PagePool:
         self._keys: dict[int, Key] = {}
         self._contents: dict[Key, tuple[int, int]] = {}
         self._content_numbers = itertools.count(START + 1)
-        self._beginnings: dict[str, int] = {}
+        self._beginnings: dict[tuple[str, bytes], int] = {}
 
     @property
     def available(self) -> int:
@@ -89,12 +92,19 @@ class PagePool:
             self._contents[key] = page, next(self._content_numbers)
         return self._contents[key][1]
 
-    def beginning(self, adapter: str) -> int:
+    def beginning(self, adapter: str, salt: str = "") -> int:
         """Return the number that precedes the first page: what is computed with one adapter is of
-        no use to those with another."""
-        if not adapter:
+        no use to those with another, and no salt shares with another."""
+        if not (adapter or salt):
             return START
-        return self._beginnings.setdefault(adapter, next(self._content_numbers))
+        # Of a salt, which may have any length, only a digest is kept.
+        key = adapter, hashlib.sha256(salt.encode()).digest()
+        number = self._beginnings.pop(key, 0) or next(self._content_numbers)
+        self._beginnings[key] = number
+        if len(self._beginnings) > _MOST_BEGINNINGS:
+            # Who begins so again only computes again.
+            del self._beginnings[next(iter(self._beginnings))]
+        return number
 
     def contents(self, ids: list[int], content: int = START) -> list[int]:
         """Return the numbers of the contents of the pages that the ids begin with."""

@@ -101,3 +101,19 @@ class StateRunner(Runner, Protocol):
 
     def forget(self, state: int) -> None:
         """Free a state or a copy, if there is one of this number."""
+
+
+@runtime_checkable
+class PageRunner(Runner, Protocol):
+    """A runner that gives out what its pages hold, and takes it back, also in a later process."""
+
+    @property
+    def page_form(self) -> str:
+        """What the bytes of a page mean, and all that is not of the model's files and decides it:
+        libraries, types, shapes. Empty if pages cannot be given out."""
+
+    def read_page(self, page: int) -> bytes:
+        """Return a copy of what a page holds."""
+
+    def write_page(self, page: int, content: bytes) -> bool:
+        """Put into a page what was read from one; return whether it has the right size."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,11 +16,14 @@ from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
 from llmserve.runtime.engine.runner import Chunk
 from llmserve.runtime.engine.states import States
+from llmserve.runtime.engine.warm import WarmPages
 from llmserve.runtime.protocols import Tokenizer
 
 # A prompt whose log-probabilities are asked for has a row of logits for each token, which can be
 # a megabyte.
 _MOST_ROWS = 64
+_MOST_FILLING = 0.1
+"""The seconds that a step may read pages from disk for while answers wait for it."""
 
 
 class ScheduledSequence:
@@ -36,6 +40,8 @@ class ScheduledSequence:
         self.beginning = beginning
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
         self.chance = Chance()
+        self.is_read = generation.cached_tokens is not None
+        """Whether anything of it was computed; before that, all that it has was there already."""
         self.reset_pages()
 
     def reset_pages(self) -> None:
@@ -43,6 +49,11 @@ class ScheduledSequence:
         self.computed = 0
         self.published = 0
         self.last_content = self.beginning
+        self.names: list[bytes] | None = None
+        """What its published pages are called on disk, after its beginning; None if they are not
+        kept there."""
+        self.is_warm = False
+        """Whether its next page may be on disk."""
         self.state = 0
         self.parts_at = 0
         """After how many tokens another sequence, which began alike, went on differently."""
@@ -83,9 +94,15 @@ class Scheduler:
         share_prefixes: bool = True,
         adapters: Adapters | None = None,
         states: States | None = None,
+        warm: WarmPages | None = None,
     ) -> None:
         self.pool = pool
         self._states = states
+        self._warm = warm
+        self.filling = 0.0
+        """The seconds that the newest plan has read pages from disk for."""
+        self.filled_tokens = 0
+        """How many tokens were read from disk instead of computed."""
         self._adapters = adapters
         self.failed: list[tuple[Generation, Exception]] = []
         """Those whose adapter could not be loaded when it was their turn."""
@@ -109,24 +126,52 @@ class Scheduler:
         pieces of sequences with several uncomputed tokens: new prompts, and runs of tokens that a
         constraint forced."""
         self._admit()
-        plan = []
-        budget = self.pace.tokens(answers_wait=any(each.is_answering for each in self.running))
+        plan: list[tuple[ScheduledSequence, Chunk]] = []
+        answers_wait = any(each.is_answering for each in self.running)
+        budget = self.pace.tokens(answers_wait=answers_wait)
+        self.filling = 0.0
         # Growing requeues only sequences at the end, which are not planned yet.
         for sequence in self.running:
-            start, length = sequence.computed, sequence.length
             if sequence.is_answering:
                 if self._grow(sequence):
-                    chunk = self._chunk(sequence, length)
+                    chunk = self._chunk(sequence, sequence.length)
                     if guessed := self._with_space(sequence, guesses.get(sequence, [])):
                         ids, rows = chunk.ids + guessed, 1 + len(guessed)
                         chunk = replace(chunk, ids=ids, rows=rows)
                     plan.append((sequence, chunk))
             elif budget and self._grow(sequence):
+                if sequence.is_warm and not self._fill(sequence, answers_wait=answers_wait):
+                    continue
+                sequence.is_read = True
                 every_row = sequence.generation.wants_prompt_logits
-                limit = min(budget, _MOST_ROWS) if every_row else budget
-                plan.append((sequence, self._chunk(sequence, self._stop(sequence, start + limit))))
+                limit = sequence.computed + (min(budget, _MOST_ROWS) if every_row else budget)
+                plan.append((sequence, self._chunk(sequence, self._stop(sequence, limit))))
                 budget -= len(plan[-1][1].ids)
         return sorted(plan, key=lambda item: not item[1].single)
+
+    def _fill(self, sequence: ScheduledSequence, *, answers_wait: bool) -> bool:
+        """Read the next pages of a sequence from disk, instead of computing them.
+
+        Returns whether no more are there; with answers that wait, the rest comes in later steps.
+        """
+        warm, size = self._warm, self.pool.page_size
+        began = time.perf_counter()
+        while warm is not None and sequence.names is not None:
+            # The last token is always computed.
+            stop = sequence.computed + size
+            ids = sequence.tokens(sequence.computed, stop) if stop < sequence.length else []
+            name = next(warm.names(sequence.names[-1], ids), None)
+            if name is None or not warm.fill(name, sequence.pages[sequence.published]):
+                sequence.is_warm = False
+                break
+            self.filled_tokens += size
+            self.mark_computed(sequence, stop)
+            if not sequence.is_read:
+                sequence.generation.cached_tokens = stop
+            if answers_wait and self.filling + time.perf_counter() - began > _MOST_FILLING:
+                break
+        self.filling += time.perf_counter() - began
+        return not sequence.is_warm
 
     def _stop(self, sequence: ScheduledSequence, limit: int) -> int:
         """Return where the next piece of a prompt ends: at a border where its state is kept."""
@@ -169,8 +214,18 @@ class Scheduler:
             page = sequence.pages[sequence.published]
             sequence.last_content = self.pool.publish(page, sequence.last_content, ids)
             sequence.published += 1
+            self._keep(sequence, [page], ids)
         if sequence.published * size == stop:
             self._keep_state(sequence)
+
+    def _keep(self, sequence: ScheduledSequence, pages: list[int], ids: Sequence[int]) -> None:
+        """Have the next full pages of a sequence written to disk, if they are not there."""
+        if self._warm is None or sequence.names is None:
+            return
+        names = self._warm.names(sequence.names[-1], ids)
+        for page, name in zip(pages, names, strict=True):
+            sequence.names.append(name)
+            self._warm.keep(name, page)
 
     def _keep_state(self, sequence: ScheduledSequence) -> None:
         """Keep a copy of the state of a sequence at a border; in its answer, only of the newest."""
@@ -227,7 +282,24 @@ class Scheduler:
             if sequence.generation.cached_tokens is None:
                 # Not again when it gets its pages back: these are of its own tokens.
                 sequence.generation.cached_tokens = sequence.computed
+            self._warm_up(sequence, reusable)
             self._grow(sequence)
+
+    def _warm_up(self, sequence: ScheduledSequence, reusable: list[int]) -> None:
+        """Name the pages that a sequence shares, and have those after them looked for on disk."""
+        if self._warm is None or not self.share_prefixes:
+            return
+        adapter: str | None = ""
+        if self._adapters is not None and sequence.adapter:
+            name = sequence.generation.params.adapter or ""
+            adapter = self._adapters.digest(name, sequence.adapter)
+        if adapter is None:
+            return
+        salt = sequence.generation.params.cache_salt or ""
+        sequence.names = [self._warm.beginning(adapter, salt)]
+        self._keep(sequence, sequence.pages, reusable[: sequence.computed])
+        # What asks for the log-probabilities of its prompt has all of it computed.
+        sequence.is_warm = bool(reusable)
 
     def _with_state(self, sequence: ScheduledSequence, reusable: list[int]) -> list[int]:
         """Return the tokens after which a copy of the state is kept, as many as there are."""
@@ -266,6 +338,8 @@ class Scheduler:
         if self._states is not None and sequence.pages:
             self._states.end(sequence.state)
         self.pool.release(sequence.pages)
+        if self._warm is not None and sequence.names is not None:
+            self._warm.used(sequence.names[1:])
         sequence.reset_pages()
         if self._adapters is not None and sequence.adapter:
             self._adapters.release(sequence.adapter)

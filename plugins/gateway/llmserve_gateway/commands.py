@@ -106,6 +106,13 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Folder of the adapters that requests may have added; `serve` knows the models' folder.",
 )
 @click.option(
+    "--warm-scope",
+    type=click.Choice(["", "key", "all"]),
+    default="",
+    hidden=True,
+    help="Whose prompts a request finds what was computed of: those of its key, or of all.",
+)
+@click.option(
     "--alias",
     "aliases",
     multiple=True,

@@ -29,6 +29,7 @@ from llmserve.errors import (
 from llmserve.plugin import Address
 from llmserve.runtime.contract import (
     ADAPTER,
+    CACHE_SALT,
     IMAGE_URL,
     TASKS,
     task_of,
@@ -42,7 +43,7 @@ from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
-from llmserve_gateway.keys import BatchKey, Key, KeyRing
+from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.model_names import ModelNames, Named
@@ -103,6 +104,8 @@ class Settings:
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of models, and the models."""
+    warm_scope: str = ""
+    """``key`` if a request may find only what is kept of the prompts of its own key."""
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -409,6 +412,9 @@ class Gateway:
             check_adapter(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
+                if key and self.settings.warm_scope == "key":
+                    # How fast a prompt is read tells whether another has asked the same.
+                    request.options[CACHE_SALT] = salt_of(key)
             usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
             with self.metrics.in_flight(record, request.adapter, usage):
                 try:

@@ -107,6 +107,11 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def salt_of(key: Key) -> str:
+    """Return what tells the prompts of a key from those of others, and nothing of the key."""
+    return hashlib.sha256(f"prompts of {key.sha256}".encode()).hexdigest()
+
+
 def new_key(path: Path, name: str, **limits: Any) -> str:
     """Create a key, add its hash to a file and return the key, which is not stored."""
     key = f"sk-{secrets.token_urlsafe(32)}"

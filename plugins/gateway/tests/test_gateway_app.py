@@ -81,6 +81,25 @@ def test_every_path_but_health_asks_for_a_key(tmp_path: Path, method: str, path:
         assert ask(settings, method, path, json={}, headers=headers).status_code != 401
 
 
+def test_a_key_finds_only_what_is_kept_of_its_own_prompts(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path / "keys", name) for name in ("one", "two")]
+    salts: dict[str, list[str | None]] = {}
+    for scope in ("", "all", "key"):
+        triton = Triton()
+        settings = Settings(NO_TRITON, keys=tmp_path / "keys", warm_scope=scope)
+        for key in (*keys, keys[0]):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = request_via(
+                triton, "/v1/completions", settings=settings, json=TEXT, headers=headers
+            )
+            assert answer.status_code == 200
+        salts[scope] = [request.get("cache_salt") for request in triton.requests]
+    assert salts[""] == salts["all"] == [None] * 3
+    first, second, again = salts["key"]
+    assert first == again != second
+    assert not any(str(salt) in (tmp_path / "keys").read_text() for salt in salts["key"])
+
+
 def test_health_and_the_page_need_no_key(tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "me")
     settings = Settings(NO_TRITON, keys=tmp_path / "keys")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -54,6 +55,37 @@ class Store:
         for stored, part in zip(self._layers[layer], new, strict=True):
             stored.index_copy_(0, rows, part.transpose(0, 1).to(self._dtype))
         return self._layers[layer]
+
+    @property
+    def form(self) -> str:
+        """What a row is made of: the type and shapes of all parts; empty where they are none of
+        this process's memory."""
+        parts = [(layer, part) for layer, both in sorted(self._layers.items()) for part in both]
+        if not parts or any(part.device.type != "cpu" for _, part in parts):
+            return ""
+        return f"{self._dtype} {[(layer, *part.shape[1:]) for layer, part in parts]}"
+
+    def read(self, first: int, stop: int) -> bytes:
+        """Return a copy of some rows of all layers."""
+        return b"".join(part.tobytes() for part in self._memory(first, stop))
+
+    def fill(self, first: int, stop: int, content: bytes) -> bool:
+        """Put a copy of rows there; return whether it has the right size."""
+        parts = self._memory(first, stop)
+        if len(content) != sum(part.nbytes for part in parts):
+            return False
+        at = 0
+        for part in parts:
+            part[...] = np.frombuffer(content, np.uint8, part.nbytes, at).reshape(part.shape)
+            at += part.nbytes
+        return True
+
+    def _memory(self, first: int, stop: int) -> list[npt.NDArray[np.uint8]]:
+        return [
+            part[first:stop].view(torch.uint8).numpy()
+            for _, both in sorted(self._layers.items())
+            for part in both
+        ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -90,7 +90,7 @@ class IterativeDriver:
         for request in self._active.values():
             self._runner.drop(request.job)
         self._active.clear()
-        self._runner.metrics.close()
+        self._runner.close()
 
     def _execute(self, requests: Sequence[Any]) -> None:
         now = self._clock()

@@ -22,6 +22,7 @@ from llmserve.runtime import (
     Tokenizer,
     adapter_names,
     run_batch,
+    warm_pages,
 )
 from llmserve.runtime.causal import (
     adapter_shapes,
@@ -81,6 +82,7 @@ class StepwiseGenerator:
                 prefill_chunk=self._settings["prefill_chunk"],
                 guesser=guesser,
                 adapters=Adapters(self._folder / ADAPTERS, runner.adapters, budget),
+                warm=warm_pages(runner, self._folder),
             )
         return self._engine
 

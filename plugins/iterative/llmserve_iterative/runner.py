@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
@@ -154,7 +155,30 @@ class Inputs:
             raise NotImplementedError("it has no cache")
 
 
-class FlatRunner:
+class StoredPages:
+    """The pages of a runner that keeps a :class:`Store`: it is an
+    :class:`~llmserve.runtime.PageRunner`."""
+
+    page_size: int
+    _store: Store
+    _model: Any
+
+    @property
+    def page_form(self) -> str:
+        if not (form := self._store.form):
+            return ""
+        versions = f"torch {torch.__version__} transformers {transformers.__version__}"
+        how = f"{type(self).__name__} {type(self._model).__name__} {self._model.dtype}"
+        return f"{versions} {how} {form}"
+
+    def read_page(self, page: int) -> bytes:
+        return self._store.read(page * self.page_size, (page + 1) * self.page_size)
+
+    def write_page(self, page: int, content: bytes) -> bool:
+        return self._store.fill(page * self.page_size, (page + 1) * self.page_size, content)
+
+
+class FlatRunner(StoredPages):
     """Runs all chunks as one row of tokens, each of which attends to its own sequence.
 
     Everything in a decoder except attention treats tokens one by one, so nothing needs padding: the
@@ -213,7 +237,7 @@ class FlatRunner:
         return cast(Tensor, output.logits[0])
 
 
-class PaddedRunner:
+class PaddedRunner(StoredPages):
     """Runs the model's own attention, of any kind, over rows padded to one length.
 
     Rows are padded on the left, as ``generate`` pads a batch, so that everything that depends on

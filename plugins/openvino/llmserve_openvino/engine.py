@@ -27,6 +27,7 @@ from llmserve.runtime import (
     adapters_of,
     contract,
     run_batch,
+    warm_pages,
 )
 from llmserve_openvino.lora import product_shapes
 from llmserve_openvino.runner import OpenVinoRunner, make_runner
@@ -78,6 +79,7 @@ class OpenVinoGenerator:
                 share_prefixes=self._settings["prefix_cache"],
                 guesser=self._guesser,
                 adapters=Adapters(self._folder / ADAPTERS, self._runner.adapters, budget),
+                warm=warm_pages(self._runner, self._folder),
             )
         return self._engine
 

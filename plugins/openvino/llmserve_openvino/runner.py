@@ -124,6 +124,37 @@ class OpenVinoRunner:
         needed = sum(chunk.rows for chunk in chunks)
         return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
 
+    @property
+    def page_form(self) -> str:
+        """What the bytes of a page mean; with it, it is a :class:`llmserve.runtime.PageRunner`."""
+        parts = [
+            (name, str(tensor.element_type), list(tensor.shape)[1:])
+            for name, tensor in list(self._cache.items())[: len(self._memory)]
+        ]
+        options = {**self._options, "INFERENCE_NUM_THREADS": ""}
+        return f"openvino {ov.get_version()} {sorted(options.items())} {parts}" if parts else ""
+
+    def read_page(self, page: int) -> bytes:
+        return b"".join(part.tobytes() for part in self._parts(page))
+
+    def write_page(self, page: int, content: bytes) -> bool:
+        parts = self._parts(page)
+        if len(content) != sum(map(len, parts)):
+            return False
+        at = 0
+        for part in parts:
+            part[:] = np.frombuffer(content, np.uint8, len(part), at)
+            at += len(part)
+        return True
+
+    def _parts(self, page: int) -> list[Any]:
+        """Return what a page holds in the keys and values of each layer."""
+        sizes = (len(memory) // self.page_count for memory in self._memory)
+        return [
+            memory[page * size : (page + 1) * size]
+            for memory, size in zip(self._memory, sizes, strict=True)
+        ]
+
     def _compile(self) -> None:
         """Compile the model that was read, with a place for what adapters add to its products."""
         graph = self._graph.clone()

@@ -110,7 +110,7 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
     serving = (
         "run", "adopt", "build", "serve", "chat", "query", "batch", "status", "reload", "unload",
-        "list", "adapter", "remove", "export", "check", "demo",
+        "list", "adapter", "warm", "remove", "export", "check", "demo",
     )  # fmt: skip
     assert ["Serve:", *serving] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names

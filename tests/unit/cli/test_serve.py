@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve.contract.report import ServerReport, State
+from llmserve.errors import UsageError
 from llmserve.server import Running, Serving
 from llmserve_cli import serve as serve_module
 from llmserve_cli.group import cli
@@ -128,3 +129,34 @@ def test_what_is_not_there_is_named_as_what_it_looks_like(
     ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
     words = ["serve", served, *ports, "--frontend", "none", "--runtime", "embedded"]
     assert message in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)
+
+
+def test_pages_are_kept_where_and_how_many_serve_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path))
+    seen: list[Any] = []
+
+    def check(settings: Any, frontends: Any, *_: Any) -> Any:
+        seen.append((dict(settings.env), frontends.place.arguments()))
+        raise UsageError("seen")
+
+    monkeypatch.setattr(serve_module, "_checked", check)
+    (tmp_path / "models").mkdir()
+    for words in ([], ["--warm", "1.5"], ["--warm", "1.5", "--warm-scope", "all"]):
+        command = ["serve", str(tmp_path / "models"), *words]
+        CliRunner().invoke(cli, command, standalone_mode=False)
+    env = {"LLMSERVE_WARM": str(tmp_path / "pages"), "LLMSERVE_WARM_BYTES": "1500000000"}
+    assert [each for each, _ in seen] == [{}, env, env]
+    scopes = [arguments[-2:] for _, arguments in seen]
+    assert "--warm-scope" not in seen[0][1]
+    assert scopes[1:] == [["--warm-scope", "key"], ["--warm-scope", "all"]]
+
+
+def test_pages_are_not_kept_in_a_container(tmp_path: Path) -> None:
+    words = ["serve", str(tmp_path), "--warm", "1", "--runtime", "docker"]
+    error = CliRunner().invoke(cli, words, standalone_mode=False).exception
+    assert str(error) == (
+        "--warm keeps pages on this machine, which a container does not see: "
+        "use --runtime embedded or binary"
+    )

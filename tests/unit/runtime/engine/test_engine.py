@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from llmserve.runtime import DraftModel, Engine, Generation, Guesser, PromptLookup
 from llmserve.runtime.engine.guessing import Price
+from llmserve.runtime.engine.page_files import PageFiles
+from llmserve.runtime.engine.warm import WarmPages
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from tests.recall import VOCABULARY, RecallingRunner, RecallRunner
@@ -52,6 +55,11 @@ GUESSERS: dict[str, Callable[[], Guesser | None]] = {
     "draft": lambda: DraftModel(RecallRunner(noise=0.4), 3),
     "itself": lambda: DraftModel(RecallRunner(40), 5),
 }
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
 
 
 def made(request: Request) -> Generation:
@@ -97,6 +105,7 @@ def outcome(answer: Generation) -> tuple[object, ...]:
     guesser=st.sampled_from(sorted(GUESSERS)),
     failing=st.sets(st.integers(0, 30), max_size=3),
     copies=st.sampled_from([None, 0, 1, 3, 50]),
+    is_warm=st.booleans(),
 )
 def test_any_mix_gives_the_answers_that_each_gets_alone(
     arrivals: list[Request],
@@ -107,8 +116,14 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
     guesser: str,
     failing: set[int],
     copies: int | None,
+    is_warm: bool,
+    kept: Path,
 ) -> None:
     runner = RecallRunner(pages) if copies is None else RecallingRunner(pages, most_copies=copies)
+    warm = None
+    if is_warm and copies is None:
+        # There are pages from all examples before.
+        warm = WarmPages(runner, PageFiles(kept, 1_000_000), b"", "model")
     engine = Engine(
         runner,
         ByteTokenizer(),
@@ -116,6 +131,7 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
         prefill_chunk=prefill_chunk,
         share_prefixes=share_prefixes,
         guesser=GUESSERS[guesser](),
+        warm=warm,
     )
     answers: list[Generation] = []
     cancelled: dict[Generation, int] = {}
@@ -148,6 +164,7 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
         step()
         assert steps < 3000, "the engine does not finish"
     assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
+    engine.close()
     for request, answer in zip(arrivals, answers, strict=True):
         if answer.done:
             assert outcome(answer) == outcome(alone(request))

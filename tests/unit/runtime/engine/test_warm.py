@@ -1,0 +1,323 @@
+"""Prompts that stay warm: what an engine has computed, a later one reads, and answers the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.contract.names import MANIFEST, WARM, WARM_BYTES
+from llmserve.runtime import Engine, Generation, PageRunner, PromptLookup, WarmPages, warm_pages
+from llmserve.runtime.engine import scheduler
+from llmserve.runtime.engine.page_files import PageFiles
+from llmserve.testing import ByteTokenizer
+from llmserve.testing.fake import generation
+from tests.recall import VOCABULARY, RecallingRunner, RecallRunner
+
+PROMPT = [(7 * i) % VOCABULARY for i in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "pages"
+
+
+def engine_of(
+    folder: Path | None,
+    *,
+    pages: int = 64,
+    model: bytes = b"model",
+    limit: int = 1_000_000,
+    share: bool = True,
+    chunk: int = 8,
+    sequences: int = 4,
+) -> Engine:
+    runner = RecallRunner(pages)
+    warm = WarmPages(runner, PageFiles(folder, limit), model, "model") if folder else None
+    return Engine(
+        runner,
+        ByteTokenizer(),
+        max_sequences=sequences,
+        prefill_chunk=chunk,
+        share_prefixes=share,
+        guesser=PromptLookup(2),
+        warm=warm,
+    )
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        assert not engine.step().failed
+
+
+def answered(engine: Engine, prompt: list[int], length: int = 6, **params: Any) -> Generation:
+    """Return an answer, which is the same as that of an engine of which nothing is kept."""
+    engine.admit(answer := generation(prompt, length, **params))
+    finish(engine)
+    (cold := engine_of(None)).admit(expected := generation(prompt, length, **params))
+    finish(cold)
+    assert answer.token_ids == expected.token_ids
+    assert answer.prompt_logprobs == expected.prompt_logprobs
+    return answer
+
+
+def test_a_prompt_is_read_from_disk_after_a_restart(folder: Path) -> None:
+    first = engine_of(folder)
+    assert answered(first, PROMPT).cached_tokens == 0
+    first.close()
+    second = engine_of(folder)
+    # The last token is computed: the answer begins with its scores.
+    assert answered(second, PROMPT).cached_tokens == 36
+    assert (second.tokens_computed, second.warm_tokens) == (4 + 5, 36)
+    assert second.warm_bytes == 36 * 8
+    assert answered(second, PROMPT).cached_tokens == 36
+    assert second.warm_tokens == 36, "the second time, it is in memory"
+    assert answered(second, [*PROMPT[:21], 3, 4]).cached_tokens == 20
+
+
+def test_the_rest_of_what_is_in_memory_is_read_from_disk(folder: Path) -> None:
+    answered(first := engine_of(folder), PROMPT)
+    first.close()
+    second = engine_of(folder)
+    answered(second, PROMPT[:17])
+    assert answered(second, PROMPT).cached_tokens == 36
+    assert second.warm_tokens == 36
+
+
+def test_an_answer_is_kept_as_well(folder: Path) -> None:
+    answer = answered(first := engine_of(folder), PROMPT, 20)
+    first.close()
+    whole = [*PROMPT, *answer.token_ids]
+    assert answered(engine_of(folder), [*whole, 1, 2, 3]).cached_tokens == 56
+
+
+def test_another_engine_finds_pages_while_the_first_runs(folder: Path) -> None:
+    first, second = engine_of(folder), engine_of(folder)
+    answered(first, PROMPT)
+    warm = first._warm
+    assert warm is not None
+    assert warm.flush()
+    assert answered(second, PROMPT).cached_tokens == 36
+
+
+def test_only_the_same_model_and_the_same_salt_find_them(folder: Path) -> None:
+    answered(first := engine_of(folder), PROMPT, cache_salt="a")
+    first.close()
+    assert answered(engine_of(folder), PROMPT).cached_tokens == 0
+    assert answered(engine_of(folder), PROMPT, cache_salt="b").cached_tokens == 0
+    assert answered(engine_of(folder, model=b"other"), PROMPT, cache_salt="a").cached_tokens == 0
+    assert answered(engine_of(folder), PROMPT, cache_salt="a").cached_tokens == 36
+
+
+def test_a_salt_is_not_another_s_in_memory_either() -> None:
+    engine = engine_of(None)
+    found = [
+        answered(engine, PROMPT, cache_salt=salt).cached_tokens
+        for salt in (None, "a", "b", "a", None)
+    ]
+    assert found == [0, 0, 0, 36, 36]
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed(folder: Path) -> None:
+    answered(first := engine_of(folder), PROMPT)
+    first.close()
+    second = engine_of(folder)
+    assert answered(second, PROMPT, prompt_logprobs=1).cached_tokens == 0
+    assert second.warm_tokens == 0
+
+
+def test_an_engine_that_shares_nothing_keeps_nothing(folder: Path) -> None:
+    answered(first := engine_of(folder, share=False), PROMPT)
+    first.close()
+    assert [path.name for path in folder.iterdir()] == []
+
+
+def test_a_damaged_page_and_those_after_it_are_computed(folder: Path) -> None:
+    answered(first := engine_of(folder), PROMPT)
+    first.close()
+    pages = sorted((path for path in folder.iterdir() if path.name != "lock"), key=os.path.getmtime)
+    content = bytearray(pages[-3].read_bytes())
+    content[-1] ^= 1
+    pages[-3].write_bytes(content)
+    second = engine_of(folder)
+    # The beginning of a text counts as used last.
+    assert answered(second, PROMPT).cached_tokens == 8
+    second.close()
+    assert answered(engine_of(folder), PROMPT).cached_tokens == 36
+
+
+def test_pages_of_another_size_are_computed(folder: Path) -> None:
+    class Wide(RecallRunner):
+        def read_page(self, page: int) -> bytes:
+            return super().read_page(page) * 2
+
+    runner = Wide(64)
+    warm = WarmPages(runner, PageFiles(folder, 1_000_000), b"model", "model")
+    answered(first := Engine(runner, ByteTokenizer(), max_sequences=1, warm=warm), PROMPT)
+    first.close()
+    assert answered(engine_of(folder), PROMPT).cached_tokens == 0
+
+
+def test_a_sequence_that_lost_its_pages_reads_them_from_disk(folder: Path) -> None:
+    engine = engine_of(folder, pages=18)
+    many = [generation([n] * 9, 30) for n in (1, 2)]
+    for each in many:
+        engine.admit(each)
+    finish(engine)
+    for n, each in zip((1, 2), many, strict=True):
+        (cold := engine_of(None)).admit(alone := generation([n] * 9, 30))
+        finish(cold)
+        assert each.token_ids == alone.token_ids
+        assert each.cached_tokens == 0, "what it finds again of its own was not there before"
+
+
+def test_pages_are_read_in_parts_while_others_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered(first := engine_of(folder), PROMPT)
+    first.close()
+    monkeypatch.setattr(scheduler, "_MOST_FILLING", 0.0)
+    second = engine_of(folder)
+    second.admit(other := generation([1, 2, 3], 60))
+    second.step()
+    second.admit(answer := generation(PROMPT, 6))
+    for pages in range(1, 10):
+        before = len(other.token_ids)
+        second.step()
+        assert len(other.token_ids) > before
+        assert (second.warm_tokens, answer.cached_tokens) == (4 * pages, 4 * pages)
+        assert not answer.token_ids
+    finish(second)
+    assert answer.token_ids == answered(engine_of(None), PROMPT).token_ids
+
+
+def test_a_disk_that_refuses_pages_stops_no_answer(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of(folder, limit=4095)
+    with caplog.at_level(logging.WARNING):
+        answered(engine, PROMPT)
+        engine.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "llmserve: note: pages of model are not kept: the disk is nearly full, or a page is larger "
+        "than all may be"
+    ]
+    assert {path.name for path in folder.iterdir()} <= {"lock"}
+
+
+def test_what_comes_too_fast_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmserve.runtime.engine.warm._MOST_WAITING", 0)
+    answered(first := engine_of(folder), PROMPT)
+    first.close()
+    assert answered(engine_of(folder), PROMPT).cached_tokens == 0
+
+
+# The folder and the model that `serve` names.
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    version = tmp_path / "repository" / "m" / "1"
+    (version / "adapters" / "a").mkdir(parents=True)
+    (version / "weights").write_text("1")
+    component = {"settings": {"path": "weights"}}
+    manifest = {"name": "m", "components": {"generator": component}}
+    (version.parent / MANIFEST).write_text(json.dumps(manifest))
+    return version
+
+
+def cached(version: Path, runner: PageRunner | None = None) -> int | None:
+    """Return how many of a prompt's tokens a new process of the model finds."""
+    runner = runner or RecallRunner(64)
+    warm = warm_pages(runner, version)
+    assert warm is not None
+    engine = Engine(runner, ByteTokenizer(), max_sequences=1, warm=warm)
+    found = answered(engine, PROMPT).cached_tokens
+    engine.close()
+    return found
+
+
+def test_nothing_is_kept_unless_serve_says_where(
+    version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WARM, raising=False)
+    assert warm_pages(RecallRunner(), version) is None
+
+
+def test_a_model_finds_its_pages_until_its_files_change(
+    version: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WARM, str(folder))
+    monkeypatch.setenv(WARM_BYTES, "100000")
+    assert [cached(version), cached(version)] == [0, 36]
+    (version / "adapters" / "a" / "new").write_text("an adapter")
+    assert cached(version) == 36
+    (version / "weights").write_text("2")
+    assert [cached(version), cached(version)] == [0, 36]
+
+    class Other(RecallRunner):
+        page_form = "another version of a library"
+
+    assert cached(version, Other(64)) == 0
+    manifest = version.parent / MANIFEST
+    manifest.write_text(manifest.read_text().replace("weights", "other"))
+    assert cached(version) == 0
+
+
+def test_weights_elsewhere_belong_to_a_model(
+    version: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WARM, str(folder))
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "weights").write_text("1")
+    manifest = version.parent / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"weights"', json.dumps(str(elsewhere))))
+    assert [cached(version), cached(version)] == [0, 36]
+    (elsewhere / "weights").write_text("2")
+    assert cached(version) == 0
+
+
+class Bare:
+    page_size, page_count, accepts_runs = 4, 16, True
+
+    run = RecallRunner.run
+
+
+@pytest.mark.parametrize(
+    ("runner", "reason"),
+    [
+        (RecallingRunner(), "a page says nothing of the states that its layers keep"),
+        (Bare(), "what computes it does not give out its pages"),
+    ],
+)
+def test_a_model_whose_prompts_cannot_stay_warm_says_so(
+    runner: RecallRunner,
+    reason: str,
+    version: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(WARM, str(folder))
+    with caplog.at_level(logging.WARNING):
+        assert warm_pages(runner, version) is None
+    assert caplog.messages == [f"llmserve: note: prompts of m do not stay warm: {reason}"]
+
+
+def test_a_folder_that_cannot_be_used_stops_no_model(
+    version: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (folder := tmp_path / "open").mkdir(mode=0o755)
+    monkeypatch.setenv(WARM, str(folder))
+    with caplog.at_level(logging.WARNING):
+        assert warm_pages(RecallRunner(), version) is None
+    assert caplog.messages == [
+        f"llmserve: note: prompts of m do not stay warm: {folder} can be read by other users"
+    ]
