@@ -172,10 +172,13 @@ def test_logprobs_are_those_of_the_models_logits(
     check_logprobs(triton, triton.build("iterative", **options))
 
 
-def test_a_hybrid_gives_the_answers_of_generate(triton: LiveTriton, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
+def test_a_hybrid_gives_the_answers_of_generate(
+    triton: LiveTriton, tmp_path: Path, family: str
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     tokenizer.save_pretrained(tmp_path)
-    make_model("qwen3_next", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    make_model(family, vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     prompts = [PROMPT, "Once upon a time", "Hello", "The capital of France is"]
     hf = triton.build("hf", str(tmp_path))
     # Prompts are read in pieces, and the cache is too small for all of them at once.

@@ -16,7 +16,7 @@ from .families import engine_of, finish, same_as_alone
 
 RUNNERS: dict[str, type] = {
     **dict.fromkeys(("falcon", "falcon_alibi", "bloom", "phimoe", "qwen2_moe"), PaddedRunner),
-    **dict.fromkeys(("lfm2", "mamba", "mamba2", "qwen3_next"), StatesRunner),
+    **dict.fromkeys(("bamba", "lfm2", "mamba", "mamba2", "qwen3_next"), StatesRunner),
 }
 
 

@@ -1,4 +1,4 @@
-"""Hybrids and recurrent models: answers are those of ``generate()`` in any mix, also where states
+"""Hybrids, recurrent models and experts answer as ``generate()`` does in any mix, also where states
 are copied for prompts that begin alike, or for sequences that lost their place."""
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ PROMPTS = [
     *([rng.randrange(VOCAB) for _ in range(length)] for length in (1, 2, 31, 33)),
 ]
 MOST = 36
-FAMILIES = ["qwen3_next", "lfm2", "mamba", "mamba2"]
+FAMILIES = ["qwen3_next", "lfm2", "mamba", "mamba2", "bamba"]
 # Those that read several tokens after others at once; the others copy nothing.
-COPIED = ["qwen3_next", "lfm2", "mamba2"]
+COPIED = ["qwen3_next", "lfm2", "mamba2", "bamba"]
+EXPERTS = ["qwen2_moe", "phimoe"]
 
 
 def correct(family: str, request: Generation) -> bool:
@@ -40,7 +41,7 @@ def correct(family: str, request: Generation) -> bool:
     return request.token_ids == tokens[: request.max_tokens]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
 @settings(max_examples=8, deadline=None)
 @given(
     arrivals=st.lists(
