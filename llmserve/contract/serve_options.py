@@ -125,6 +125,10 @@ class ServeOptions:
         "folder", "Folder in which the frontend keeps files and batches of requests.",
         table="gateway", place="batches",
     )  # fmt: skip
+    responses: Path | None = _option(
+        "folder", "Folder in which the frontend keeps responses that requests may go on from.",
+        table="gateway", place="responses",
+    )  # fmt: skip
     adapter_folder: Path | None = _option(
         "folder", "Folder from which requests may add adapters to models, and no others.",
         table="gateway", place="adapter_folder",

@@ -203,10 +203,11 @@ class Place:
     ``on_demand``, the frontend holds a model there while it uses it (``llmserve.server.Holds``).
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
-    ``batches`` is the folder in which a frontend may keep files that clients upload, and
-    ``adapter_folder`` the one from which clients may have adapters added to models. ``aliases`` are
-    other names of models, each as ``NAME=MODEL``. ``warm_scope`` is ``key`` if a request may find
-    only what is kept of the prompts of its own key.
+    ``batches`` is the folder in which a frontend may keep files that clients upload, ``responses``
+    the one for responses that requests may go on from, and ``adapter_folder`` the one from which
+    clients may have adapters added to models. ``aliases`` are other names of models, each as
+    ``NAME=MODEL``. ``warm_scope`` is ``key`` if a request may find only what is kept of the prompts
+    of its own key.
     """
 
     tritons: tuple[Address, ...]
@@ -219,6 +220,7 @@ class Place:
     status: Path | None = None
     collector: str = ""
     batches: Path | None = None
+    responses: Path | None = None
     adapter_folder: Path | None = None
     on_demand: bool = False
     aliases: tuple[str, ...] = ()

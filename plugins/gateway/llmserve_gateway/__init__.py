@@ -31,6 +31,10 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.batches.folder import check_folder
 
         check_folder(place.batches)
+    if place.responses:
+        from llmserve_gateway.batches.folder import check_folder
+
+        check_folder(place.responses, "--responses")
     if place.adapter_folder and not place.adapter_folder.is_dir():
         raise UsageError(
             f"there is no folder {place.adapter_folder}", hint="name another with --adapter-folder"

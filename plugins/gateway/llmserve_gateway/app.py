@@ -31,6 +31,7 @@ from llmserve_gateway.endpoints import (
     ENDPOINTS,
     OF_BATCHES,
     OF_OLLAMA,
+    OF_RESPONSES,
     OWN,
     PLACES,
     Endpoint,
@@ -41,6 +42,7 @@ from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.ollama_routes import OllamaRoutes
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Send
+from llmserve_gateway.response_routes import ResponseRoutes
 from llmserve_gateway.routes import Routes, failure
 
 PAGE = Path(__file__).with_name("page")
@@ -144,7 +146,9 @@ def make_app(
     gateway = Gateway(settings, places=PLACES, connect=connect)
     folder = Folder(settings.batches) if settings.batches else None
     runner = Runner(gateway, folder, lambda *call: app(*call)) if folder else None
-    routes = Routes(gateway, partial(make_document, batches=folder is not None))
+    keeps, stores = folder is not None, gateway.responses is not None
+    routes = Routes(gateway, partial(make_document, batches=keeps, responses=stores))
+    kept = ResponseRoutes(gateway)
     batches, ollamas = BatchRoutes(runner), OllamaRoutes(gateway, routes)
 
     @asynccontextmanager
@@ -172,6 +176,7 @@ def make_app(
         *(answering(row, routes) for row in OWN),
         *(answering(row, ollamas) for row in OF_OLLAMA),
         *(answering(row, batches) for row in OF_BATCHES),
+        *(answering(row, kept) for row in OF_RESPONSES),
     ]
 
     async def missing(request: Request, error: Any) -> Response:

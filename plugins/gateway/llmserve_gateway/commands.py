@@ -60,6 +60,13 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Accept files and batches of requests, and keep them in this folder.",
 )
 @click.option(
+    "--responses",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="LLMSERVE_RESPONSES",
+    metavar="FOLDER",
+    help="Keep responses in this folder, so that requests may go on from them.",
+)
+@click.option(
     "--batch-requests",
     type=COUNT,
     default=32,
@@ -278,6 +285,7 @@ _MODELS = click.option(
 @click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
 @click.option("--operator", is_flag=True, help="Let it load and unload models.")
 @click.option("--adapters", is_flag=True, help="Let it add and remove adapters of its models.")
+@click.option("--stateless", is_flag=True, help="Keep none of its responses.")
 @click.option(
     "--from-env",
     "variable",
@@ -329,7 +337,7 @@ def list_(file: Path, as_json: bool) -> None:
         return
     rows: list[tuple[str, ...]] = [("NAME", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "ALSO")]
     for each in keys:
-        also = [word for word in ("all_metrics", "operator", "adapters") if each[word]]
+        also = [word for word in ("all_metrics", "operator", "adapters", "stateless") if each[word]]
         rates = [each["requests_per_minute"], each["tokens_per_minute"]]
         rows.append(
             (
@@ -377,6 +385,7 @@ def revoke(name: str, file: Path) -> None:
 @click.option(
     "--adapters/--no-adapters", default=None, help="Let it add and remove adapters of its models."
 )
+@click.option("--stateless/--stateful", default=None, help="Keep none of its responses, or some.")
 def set_(
     name: str,
     file: Path,

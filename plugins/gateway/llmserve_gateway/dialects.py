@@ -16,6 +16,7 @@ from llmserve_gateway.keys import Key
 from llmserve_gateway.model_names import Named
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import EVENTS, Reply, RequestRecord, StreamFormat
+from llmserve_gateway.stored_responses import StoredResponses
 from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.usage import Usage
 from llmserve_gateway.value_requests import ValueRequest
@@ -34,6 +35,8 @@ class Models:
     tools: ToolFormats
     truncate: Truncate
     """Of which requests texts that are too long are cut, if they say nothing of it."""
+    responses: StoredResponses | None = None
+    """What keeps responses, if any are."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from llmserve_gateway.endpoints import ASKED, JSON, OF_BATCHES, OF_OLLAMA, OWN, Endpoint
+from llmserve_gateway.endpoints import (
+    ASKED,
+    JSON,
+    OF_BATCHES,
+    OF_OLLAMA,
+    OF_RESPONSES,
+    OWN,
+    Endpoint,
+)
 from llmserve_gateway.fields import Body
 
 _ERROR = {
@@ -16,10 +24,13 @@ _ERROR = {
 }
 
 
-def make_document(models: Sequence[str], *, batches: bool = False) -> dict[str, Any]:
+def make_document(
+    models: Sequence[str], *, batches: bool = False, responses: bool = False
+) -> dict[str, Any]:
     # No response schemas: responses have the format that each API's own clients expect.
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
-    rows: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *(OF_BATCHES if batches else ()))
+    kept = (*(OF_BATCHES if batches else ()), *(OF_RESPONSES if responses else ()))
+    rows: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *kept)
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
         paths.setdefault(row.name, {})[row.method.lower()] = _operation(row, model)

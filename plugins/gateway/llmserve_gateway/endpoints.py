@@ -21,6 +21,7 @@ from llmserve_gateway.keys import Key
 from llmserve_gateway.ollama_routes import OllamaRoutes
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
+from llmserve_gateway.response_routes import ResponseRoutes
 from llmserve_gateway.routes import DETOKENIZED, ONE_MODEL, ORDER, TOKENIZED, Routes
 from llmserve_gateway.text_dialect import TextDialect
 from llmserve_gateway.value_dialect import ValueDialect
@@ -88,7 +89,9 @@ CHAT = TextDialect(read=read_chat, new_writer=ChatWriter)
 COMPLETION = TextDialect(
     read=read_completion, new_writer=CompletionWriter, operation="text_completion"
 )
-RESPONSE = TextDialect(read=responses.read_response_request, new_writer=responses.ResponsesWriter)
+RESPONSE = responses.ResponseDialect(
+    read=responses.read_response_request, new_writer=responses.ResponsesWriter
+)
 MESSAGE = TextDialect(
     read=anthropic.read_messages_request, new_writer=anthropic.MessagesWriter,
     error_body=anthropic.error_body,
@@ -198,6 +201,15 @@ OF_OLLAMA: Sequence[Endpoint[Answer[OllamaRoutes]]] = (
 )  # fmt: skip
 """Those of Ollama that ask no model for an answer."""
 
-ENDPOINTS: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *OF_BATCHES)
+OF_RESPONSES: Sequence[Endpoint[Answer[ResponseRoutes]]] = (
+    Endpoint("/v1/responses/{id}", "A response that was kept", ResponseRoutes.get),
+    Endpoint("/v1/responses/{id}", "Delete a response that was kept", ResponseRoutes.remove,
+             "DELETE"),
+    Endpoint("/v1/responses/{id}/input_items", "What a response that was kept is to",
+             ResponseRoutes.items),
+)  # fmt: skip
+"""Those of responses, which a gateway may not keep."""
+
+ENDPOINTS: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *OF_BATCHES, *OF_RESPONSES)
 PLACES: Mapping[str, str] = {row.of: row.path for row in ASKED if row.of}
 """Where a model is asked for what it is for."""

@@ -50,6 +50,7 @@ from llmserve_gateway.model_names import ModelNames, Named
 from llmserve_gateway.prompt_limit import check_fits
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
+from llmserve_gateway.stored_responses import SqliteStore, StoredResponses
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -99,6 +100,8 @@ class Settings:
     """The URL that spans are sent to, if any."""
     batches: Path | None = None
     """The folder of files and batches; without it, there are none."""
+    responses: Path | None = None
+    """The folder of responses that are kept; without it, none are."""
     adapter_folder: Path | None = None
     """The folder from which requests may add adapters; without it, they may not."""
 
@@ -163,7 +166,12 @@ class Gateway:
             on_message=self._warn_of_message,
         )
         self._client: Replicas | None = None
-        self._models = Models(lambda: self.client, self.catalog, self.tools, settings.truncate)
+        self.responses: StoredResponses | None = None
+        if settings.responses:
+            self.responses = StoredResponses(SqliteStore(settings.responses))
+        self._models = Models(
+            lambda: self.client, self.catalog, self.tools, settings.truncate, self.responses
+        )
         self._warned_fields: set[str] = set()
         self._warned_models: set[str] = set()
         self.tracer: Tracer | None = None
@@ -188,6 +196,8 @@ class Gateway:
 
     async def close(self) -> None:
         await self.disconnect()
+        if self.responses is not None:
+            await self.responses.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 

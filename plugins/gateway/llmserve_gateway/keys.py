@@ -45,6 +45,8 @@ class Key:
     """Whether it may load and unload the models that it may use."""
     adapters: bool = False
     """Whether it may add adapters to the models that it may use, and remove them."""
+    stateless: bool = False
+    """Whether nothing of its responses is kept, whatever its requests say."""
 
     def allows(self, model: str) -> bool:
         """Return whether it may use a model, or ``MODEL:ADAPTER``: who may use a model may use all

@@ -1,10 +1,12 @@
-"""OpenAI's ``/v1/responses``, stateless: every request contains the whole conversation."""
+"""OpenAI's ``/v1/responses``; where responses are kept, requests may go on from them."""
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmserve.client import Completion, Logprob, Piece, ToolCall, Tools, ToolsError
@@ -16,6 +18,7 @@ from llmserve_gateway.conversations import (
     message_schema,
     read_messages,
 )
+from llmserve_gateway.dialects import Models
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     STRING,
@@ -29,6 +32,8 @@ from llmserve_gateway.fields import (
     part,
     reads,
     refused,
+    said,
+    text,
 )
 from llmserve_gateway.generation_fields import (
     CONSTRAINTS,
@@ -43,10 +48,21 @@ from llmserve_gateway.generation_fields import (
     sampling,
     unaffected,
 )
+from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import dump, dump_text, token_json
 from llmserve_gateway.reply import RequestRecord
+from llmserve_gateway.stored_responses import (
+    Item,
+    ResponseState,
+    StoredResponse,
+    new_id,
+    owner_of,
+)
+from llmserve_gateway.text_dialect import ResponseWriter, TextDialect
 from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import CACHED, Usage
+
+log = logging.getLogger("llmserve.gateway")
 
 _TRUNCATED = ("length", "cancelled")
 _TEXT_EVENT = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
@@ -73,6 +89,7 @@ _ITEMS = list_of(
     _item("function_call", name=STRING, arguments={"type": ["string", "object"]}),
     _item("function_call_output", output=CONTENT),
     _item("reasoning"),
+    _item("item_reference", id=STRING),
 )
 
 
@@ -90,9 +107,17 @@ def _included(names: Any, name: str) -> list[str]:
     return names
 
 
-_INPUT: Field[Conversation] = Field(
-    "input", "A text, or the whole conversation.",
-    lambda value, name: _conversation(value, name),
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """The items of a request, and the conversation that they are but for references."""
+
+    items: Sequence[Item]
+    conversation: Conversation
+
+
+_INPUT: Field[_Input] = Field(
+    "input", "A text, or a conversation: all of it, or what is new.",
+    lambda value, name: _read_input(value, name),
     {"anyOf": [{"type": "string", "minLength": 1}, _ITEMS]}, required=True,
 )  # fmt: skip
 _INSTRUCTIONS: Field[str | None] = Field(
@@ -112,6 +137,9 @@ _INCLUDE: Field[list[str]] = Field(
     {"type": "array", "items": {"enum": [*_INCLUDABLE]}}, absent=(),
 )  # fmt: skip
 
+_STORE = said("store", "Whether the response is kept; so it is if not sent, where any are.")
+_PREVIOUS = text("previous_response_id", "The response that the conversation goes on from.")
+
 RESPONSE = Body(
     _INPUT,
     MODEL,
@@ -126,24 +154,23 @@ RESPONSE = Body(
     _TEXT,
     *CONSTRAINTS,
     _METADATA,
-    *refused(
-        "this server does not store responses: send the conversation in input",
-        "previous_response_id", "conversation", "background",
-    ),
+    _STORE,
+    _PREVIOUS,
+    *refused("this server keeps no conversations: send previous_response_id", "conversation"),
+    *refused("this server answers at once: send a batch, or wait", "background"),
     *refused("this server stores no prompts: send instructions and input", "prompt"),
     *REFUSED,
     # Prompts are never cut, and a request that does not fit is refused.
     *ignored("truncation", "stream_options"),
-    *unaffected("metadata"),
+    *unaffected("metadata", "store"),
 )  # fmt: skip
 
 
 @reads(RESPONSE)
 def read_response_request(values: Values) -> ParsedRequest:
-    conversation, options, instructions = values[_INPUT], values.options, values[_INSTRUCTIONS]
-    messages = conversation.messages
-    if instructions is not None:
-        messages.insert(0, {"role": "system", "content": instructions})
+    given, options, instructions = values[_INPUT], values.options, values[_INSTRUCTIONS]
+    conversation = given.conversation
+    messages = _instructed(conversation.messages, instructions)
     text_format = values[_TEXT][_FORMAT]
     constraint, sent = read_constraint(values, text_format, _FORMAT.label)
     options |= constraint
@@ -165,7 +192,7 @@ def read_response_request(values: Values) -> ParsedRequest:
         "top_logprobs": top_logprobs or 0,
         "truncation": "disabled",
     }
-    options |= conversation.options
+    options |= {**conversation.options, "messages": messages}
     return ParsedRequest(
         model=values[MODEL],
         options=tools.options(options) if tools else options,
@@ -174,6 +201,7 @@ def read_response_request(values: Values) -> ParsedRequest:
         tools=tools,
         thinking=thinking,
         echoed_fields=echoed,
+        state=ResponseState(given.items, values[_PREVIOUS], instructions, values[_STORE]),
         sent=sent,
         unknown=values.unknown,
     )
@@ -187,9 +215,31 @@ def _tools(values: Values, messages: Any) -> Tools | None:
         raise ToolsError(error.problem, error.param, hint=error.hint and _TOOL) from None
 
 
-def _conversation(value: Any, name: str) -> Conversation:
+def _instructed(messages: list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+    system = [] if instructions is None else [{"role": "system", "content": instructions}]
+    return [*system, *messages]
+
+
+def _read_input(value: Any, name: str) -> _Input:
     if isinstance(value, str) and value:
-        return Conversation([{"role": "user", "content": value}], [])
+        items: list[Any] = [{"type": "message", "role": "user", "content": value}]
+        return _Input(items, _conversation(items, name))
+    items = value if isinstance(value, list) else []
+    known = [item for item in items if not _is_reference(item)]
+    for item in items:
+        if _is_reference(item) and not isinstance(item.get("id"), str):
+            raise bad_request(f"{name} has an item_reference without id", name)
+    if items and not known:
+        # All that it says is what others have said.
+        return _Input(items, Conversation([{"role": "user", "content": ""}], []))
+    return _Input(items, _conversation(known if items else value, name))
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference"
+
+
+def _conversation(value: Any, name: str) -> Conversation:
     if isinstance(value, list):
         value = [_message(item, f"{name}[{index}]") for index, item in enumerate(value)]
     conversation = read_messages(value, name)
@@ -242,6 +292,49 @@ def _is_thought(message: Mapping[str, Any]) -> bool:
     return message.get("role") == "assistant" and message.get("content") == ""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ResponseDialect(TextDialect):
+    """Responses, which may be kept."""
+
+    async def settled(
+        self, models: Models, key: Key | None, request: ParsedRequest
+    ) -> ParsedRequest:
+        """Return a request with all of its conversation, and whether its response is kept."""
+        state, kept = request.state, models.responses
+        if state is None:
+            return request
+        if kept is None:
+            if name := state.refers_by:
+                what = f"{name}: this server keeps no responses: send the conversation in input"
+                raise bad_request(what, name)
+            return request
+        owner = owner_of(key)
+        options = request.options
+        if state.refers_by:
+            items = await kept.resolved(owner, state.input)
+            past = await kept.conversation(owner, state.previous) if state.previous else []
+            conversation = _conversation([*past, *items], "input")
+            messages = _instructed(conversation.messages, state.instructions)
+            options = {**options, **conversation.options, "messages": messages}
+            state = replace(state, input=items)
+        if state.wanted is not False and not (key and key.stateless):
+            state = replace(state, id=new_id(), owner=owner)
+        return replace(request, options=options, state=state)
+
+    async def keep(self, models: Models, request: ParsedRequest, writer: ResponseWriter) -> None:
+        state, kept = request.state, models.responses
+        if not state or not state.id or kept is None or not isinstance(writer, ResponsesWriter):
+            return
+        answer = writer.response()
+        try:
+            await kept.add(
+                StoredResponse(state.id, state.owner, state.input, answer, state.previous)
+            )
+        except sqlite3.Error as error:
+            # Its client has the answer all the same, and the next request is told.
+            log.error("the response %s could not be kept: %s", state.id, error)
+
+
 class ResponsesWriter:
     """Writes an answer as a response object, or as OpenAI's events."""
 
@@ -249,7 +342,9 @@ class ResponsesWriter:
         self.usage = Usage(1, 1)
         self._sequence_number = 0
         self._truncated = False
-        self._id = record.id
+        state = request.state
+        # What is kept has an id that nobody guesses, and no client has chosen.
+        self._id = state.id.removeprefix("resp_") if state and state.id else record.id
         self._has_parts = request.has_parts
         self._output: list[dict[str, Any]] = []
         self._item_open = False
@@ -263,7 +358,7 @@ class ResponsesWriter:
         options = request.options
         functions = request.tools.functions if request.tools else ()
         self._response: dict[str, Any] = {
-            "id": f"resp_{record.id}",
+            "id": f"resp_{self._id}",
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
@@ -273,8 +368,8 @@ class ResponsesWriter:
             "incomplete_details": None,
             "max_output_tokens": options.get("max_tokens"),
             "parallel_tool_calls": request.parallel_calls,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": state and state.previous,
+            "store": bool(state and state.id),
             "temperature": options.get("temperature", 0),
             "tool_choice": _tool_choice(request),
             "tools": [{"type": "function", **function} for function in functions],
@@ -292,7 +387,7 @@ class ResponsesWriter:
             logprobs = map(token_json, _within(answer.logprobs or (), answer.text))
             self._output.append(self._message(answer.text, [*logprobs]))
         self._output += map(self._call, calls)
-        return dump(self._final_response())
+        return dump(self.response())
 
     def opening(self, piece: Piece) -> bytes:
         del piece
@@ -326,7 +421,7 @@ class ResponsesWriter:
         return events
 
     def closing(self) -> bytes:
-        events, response = self._end_item(), self._final_response()
+        events, response = self._end_item(), self.response()
         return events + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
@@ -416,7 +511,8 @@ class ResponsesWriter:
         content = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         return {**self._new_item("function_call", "fc"), **content}
 
-    def _final_response(self) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
+        """Return the response at its end."""
         input_tokens, output_tokens = self.usage.input_tokens, self.usage.output_tokens
         return {
             **self._response,

@@ -75,8 +75,11 @@ class TextDialect(Dialect[ParsedRequest]):
             request.options[INCLUDE_STOP.name] = True
         writer = self.new_writer(request, reply.record)
         reply.error_event = writer.failure
-        exchange = _Exchange(models, request, writer, reply, timeout, new_reader)
+        exchange = _Exchange(models, request, writer, reply, timeout, new_reader, self.keep)
         return writer.usage, exchange.stream() if request.stream else exchange.whole()
+
+    async def keep(self, models: Models, request: ParsedRequest, writer: ResponseWriter) -> None:
+        """Keep what has been answered, before its client has the end of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,7 @@ class _Exchange:
     reply: Reply
     timeout: float | None
     new_reader: Callable[[], ToolReader] | None
+    keep: Callable[[Models, ParsedRequest, ResponseWriter], Awaitable[None]]
 
     async def whole(self) -> None:
         request, record = self.request, self.reply.record
@@ -112,6 +116,7 @@ class _Exchange:
         record.first_output = time.perf_counter()
         reasons = [answer.finish_reason or "stop" for answer in answers]
         record.finish_reasons, record.outcome = dict(enumerate(reasons)), reasons[-1]
+        await self.keep(self.models, request, self.writer)
         await self.reply.send_body(body)
 
     async def stream(self) -> None:
@@ -135,7 +140,9 @@ class _Exchange:
                     await reply.send_events(b"".join(events))
         if record.first_output is None:
             await reply.start_stream(writer.opening(Piece("")))
-        await reply.end_stream(writer.closing())
+        closing = writer.closing()
+        await self.keep(self.models, self.request, writer)
+        await reply.end_stream(closing)
 
     def _pieces(self) -> AsyncGenerator[Sequence[Piece], None]:
         """Yield the pieces that have arrived by the same time, to be sent in one write."""

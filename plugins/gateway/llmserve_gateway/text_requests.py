@@ -11,6 +11,7 @@ from typing import Any
 
 from llmserve.client import Tools
 from llmserve.runtime.contract import ADAPTER, GENERATE, IMAGE_URL
+from llmserve_gateway.stored_responses import ResponseState
 
 MAX_ANSWERS = 128
 BYTES_PER_TOKEN = 3
@@ -70,6 +71,8 @@ class ParsedRequest:
     """What the client calls the model, if not by its name."""
     sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
+    state: ResponseState | None = None
+    """What it says of responses that are kept, in the API that has them."""
     only_loads: bool = False
     """Whether it asks for nothing but that its model is loaded."""
     fingerprint: str = ""

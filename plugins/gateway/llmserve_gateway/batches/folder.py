@@ -32,18 +32,18 @@ _ANSWERS = re.compile(r"(batch_[0-9a-f]{32})\.answers")
 _PARTIAL, _HIDDEN = ".part", ".file-"
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path, option: str = "--batches") -> None:
     """Make the folder, or refuse one that others can read or that is none."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except FileExistsError:
-        raise UsageError(f"{path} is not a folder", hint="name another with --batches") from None
+        raise UsageError(f"{path} is not a folder", hint=f"name another with {option}") from None
     except OSError as error:
         problem = f"{path} cannot be used: {error.strerror}"
-        raise UsageError(problem, hint="name another folder with --batches") from None
+        raise UsageError(problem, hint=f"name another folder with {option}") from None
     if status.st_uid != os.geteuid():
-        raise UsageError(f"{path} belongs to another user", hint="name another with --batches")
+        raise UsageError(f"{path} belongs to another user", hint=f"name another with {option}")
     if status.st_mode & _OTHERS:
         problem = f"other users may read {path}, and with it the requests of all keys"
         raise UsageError(problem, hint=f"chmod 700 {path}")
