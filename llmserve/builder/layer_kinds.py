@@ -26,6 +26,8 @@ _MAMBA: Mapping[str, tuple[str, ...]] = {
 class Layers:
     """How many layers of a model keep what."""
 
+    count: int
+    """All of them."""
     attending: int
     """Those that keep keys and values of tokens."""
     windowed: int
@@ -39,11 +41,12 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
     count = first(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     if (kinds := _kinds(config, count)) is None:
         every = first(config, "sliding_window_pattern")
-        return Layers(count, count - (count // every if every else 0), 0)
+        return Layers(count, count, count - (count // every if every else 0), 0)
     with_state = sum(kind in _WITH_STATE for kind in kinds)
     attending = sum(kind in _ATTENDING for kind in kinds)
     # All attend, if none has a name that is known.
     return Layers(
+        count,
         attending or (0 if with_state else count),
         sum(kind in _WINDOWED for kind in kinds),
         with_state,

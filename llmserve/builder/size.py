@@ -247,6 +247,7 @@ def _with_cache(size: ModelSize, config: Mapping[str, Any]) -> ModelSize:
     of_layer = _cache_of_layer(config)
     return replace(
         size,
+        layers=layers.count,
         cache=layers.attending * of_layer,
         state=state_bytes(config),
         context=first(config, *_LENGTHS),

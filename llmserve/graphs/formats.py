@@ -22,7 +22,11 @@ from llmserve.graphs.scratch import Scratch
 
 _WEIGHTS = (ov.Type.f32, ov.Type.bf16, ov.Type.f16)
 _STORED = {"fp32": ov.Type.f32, "fp16": ov.Type.f16, "bf16": ov.Type.bf16}
+_NUMBERS = {ov.Type.f32: np.float32, ov.Type.bf16: np.int16, ov.Type.f16: np.float16}
+"""What numpy has for them: of bfloat16, the bits."""
 _PACKED = ("int8", "int4")
+# How many numbers are widened at once.
+_PIECE = 1 << 20
 Importance: TypeAlias = Mapping[int, torch.Tensor]
 """By the address of a product's weight, the mean square of each of its inputs."""
 
@@ -93,7 +97,10 @@ class _Writer:
         kind = _STORED.get(self._chosen.name) or _exact_type(constant)
         if _type(constant) == kind:
             return None
-        stored = _rounded(_in_float32(constant), kind)
+        values = _tensor(constant).reshape(-1)
+        stored = self._scratch.empty((len(values),), _NUMBERS[kind])
+        for part in _pieces(len(values)):
+            stored[part] = _rounded(values[part].float().numpy(), kind)
         placed = self._place(stored, kind, _shape(constant))
         return (placed if kind == ov.Type.f32 else ov.opset13.convert(placed, "f32")).output(0)
 
@@ -122,13 +129,16 @@ class _Writer:
         kind: Kind = "u8" if group is None else "u4"
         # A whole number of 8 bits is near enough for all.
         important = self._important.get(weight.constant.data.ctypes.data) if group else None
-        found = rounded(rows.reshape(-1, width), kind, group or width, important, tell)
+        found = rounded(
+            rows.reshape(-1, width), kind, group or width, important, tell, self._scratch.empty
+        )
         if weight.is_table:
             return table_weight(found, self._place)
         return product_weight(found, self._place, outer)
 
     def _place(self, data: Any, kind: Any, shape: Any) -> Any:
-        mapped = self._scratch.kept(data).reshape(-1).view(np.uint8)
+        # All of it is in the file already.
+        mapped = data.reshape(-1).view(np.uint8)
         self._mapped.append(tensor := ov.Tensor(mapped, shape, kind))
         return ov.op.Constant(tensor, True)
 
@@ -220,8 +230,10 @@ def _tensor(constant: Any) -> torch.Tensor:
     return torch.from_numpy(constant.data)
 
 
-def _in_float32(constant: Any) -> Any:
-    return _tensor(constant).float().numpy()
+def _pieces(count: int) -> Iterator[slice]:
+    """Return parts of so many numbers, of which the widened copy of one is small."""
+    for start in range(0, count, _PIECE):
+        yield slice(start, min(start + _PIECE, count))
 
 
 def _rounded(values: Any, kind: Any) -> Any:
@@ -237,10 +249,11 @@ def _exact_type(constant: Any) -> Any:
     """Return a type of 16 bits that holds all values, the stored one if there is none."""
     if _type(constant) != ov.Type.f32:
         return _type(constant)
-    values = constant.data
-    if not (values.view(np.uint32) & 0xFFFF).any():
+    values = constant.data.reshape(-1)
+    parts = [values[part] for part in _pieces(len(values))]
+    if not any((part.view(np.uint32) & 0xFFFF).any() for part in parts):
         return ov.Type.bf16
     # A weight beyond the range of float16 becomes infinite, which is not equal.
     with np.errstate(over="ignore"):
-        is_exact = np.array_equal(values.astype(np.float16), values)
+        is_exact = all(np.array_equal(part.astype(np.float16), part) for part in parts)
     return ov.Type.f16 if is_exact else ov.Type.f32

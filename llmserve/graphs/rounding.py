@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from llmserve.errors import UnservedError
 from llmserve.graphs.packed_weight import Kind, PackedWeight, packed
 
 _Tell: TypeAlias = Callable[[float], None]
+Empty: TypeAlias = Callable[[tuple[int, ...], Any], Any]
+"""Makes an array of a shape and a type, to be filled."""
 # How many numbers are computed at once: what that takes stays in a processor's cache.
 _PIECE = 1 << 17
 _HIGHEST = {"u4": 15, "u8": 255}
@@ -44,17 +46,19 @@ def rounded(
     group: int,
     importance: torch.Tensor | None = None,
     tell: _Tell = lambda _: None,
+    empty: Empty = np.empty,
 ) -> PackedWeight:
     """Round a matrix to whole numbers, of which each group along a row has a scale and a zero.
 
     Those are chosen that have the smallest sum of squared errors among a few. ``weight`` may be of
-    any type and layout; ``importance`` says how much an error in each column counts.
+    any type and layout; ``importance`` says how much an error in each column counts. ``empty``
+    makes the arrays that are filled, such as in a file.
     """
     rows, width = weight.shape
     groups = width // group
-    integers = np.empty((rows, width // 2 if kind == "u4" else width), np.uint8)
-    scales = np.empty((rows, groups), np.float32)
-    zeros = np.empty((rows, groups), np.uint8)
+    integers = empty((rows, width // 2 if kind == "u4" else width), np.uint8)
+    scales = empty((rows, groups), np.float32)
+    zeros = empty((rows, groups), np.uint8)
     counts = _counts(importance, width).view(groups, group)
     step = max(1, _PIECE // width)
 

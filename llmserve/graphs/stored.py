@@ -31,13 +31,14 @@ from llmserve.graphs.packed_weight import (
     product_weight,
     table_weight,
 )
+from llmserve.runtime.torch.freed_memory import returned
 
 _LAYERS = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
 _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 # The bytes between two of what stands for packed weights: a line of a processor's cache.
 _STAND_IN = 64
 # How many values of a weight are widened at a time.
-_PIECE = 1 << 24
+_PIECE = 1 << 22
 
 
 class StoredLayer:
@@ -119,8 +120,12 @@ class StoredLayer:
         if self.is_table:
             rows = self._rows(values)
             return rows if self._scale is None else rows * self._scale
-        product = torch.cat([values @ piece.T for piece in self._pieces()], dim=-1)
-        return product if self.bias is None else product + self.bias.float()
+        outputs = self.weight.shape[1 if self._is_transposed else 0]
+        # It is there before the pieces: what is kept between them keeps their memory as well.
+        product, done = torch.empty(*values.shape[:-1], outputs), 0
+        for piece in self._pieces():
+            product[..., done : (done := done + len(piece))] = values @ piece.T
+        return product if self.bias is None else product.add_(self.bias.float())
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         if self.packed is None:
@@ -228,8 +233,11 @@ class StoredWeights:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let the model compute in float32, with one weight widened at a time."""
-        with self._replaced(lambda layer, *values: layer.compute(*values)):
+        """Let the model compute in float32, with a piece of a weight widened at a time.
+
+        What is kept of a pass would lie between the pieces, whose memory went back to nobody.
+        """
+        with returned(), self._replaced(lambda layer, *values: layer.compute(*values)):
             yield
 
     @contextmanager

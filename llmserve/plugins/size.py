@@ -72,6 +72,8 @@ class ModelSize:
     """How many of the parameters are the table of tokens and the product of the scores."""
     largest: int = 0
     """How many of them the largest weight has; 0 if not known."""
+    layers: int = 0
+    """How many layers it has, alike or nearly so; 0 if not known."""
     cache: int = 0
     """How many numbers the keys and values of a token are, in all layers; 0 if not known."""
     context: int = 0

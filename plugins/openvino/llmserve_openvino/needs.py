@@ -10,11 +10,12 @@ from llmserve_openvino.kept_forms import treatment
 
 PROCESS = 370_000_000
 """What Triton and a process of this engine take without a model (measured)."""
-_CONVERTER, _PART = 600_000_000, 300_000_000
-"""What converting takes, whatever the size, and what comparing a few layers adds (measured)."""
-_OF_LARGEST, _ROUNDED = 5.5, 11.0
-"""Bytes for each number of the largest weight, which a comparison widens; rounded to 4 bits it is
-widened a second time (measured with models of 1, 3 and 8 B)."""
+_CONVERTER, _COMPARISON = 500_000_000, 14_500_000
+"""What converting takes, whatever the size, and what each comparison of some layers leaves behind
+(measured)."""
+_PART, _COMPARED = 300 << 20, 2.7
+"""The bytes in float32 of the layers that are compared at once, and what that takes for each of
+their numbers (measured). All else has a piece of a weight in memory at a time."""
 _OF_PRODUCT = 130_000
 """What OpenVINO takes for each product that adapters add to, whatever their size (measured)."""
 _CONTEXT = 2048
@@ -54,10 +55,8 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
         sequences=int(options["max_sequences"]),
         copies=int(options["state_mb"]) * 1_000_000,
     )
-    widened = _ROUNDED if chosen == "int4" else _OF_LARGEST
-    compared = max(min(size.parameters, _PART), int(widened * size.largest))
     return Needs(
-        build=_CONVERTER + compared if size.is_checkpoint else 0,
+        build=_converted(size) if size.is_checkpoint else 0,
         reads=size.bytes + stored,
         # A format that is not the checkpoint's is written to a file of its own first.
         disk=stored if chosen == "auto" and not is_kept else 2 * stored,
@@ -74,6 +73,21 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
 def _of_adapters(size: ModelSize, options: Mapping[str, Value], width: int) -> int:
     products = max((adapter.products for adapter in size.adapters), default=0)
     return adapter_bytes(size, options, width) + _OF_PRODUCT * products
+
+
+def _converted(size: ModelSize) -> int:
+    """Return what converting takes: it compares one layer after the other, or several small ones.
+
+    Of the table and of the product of the scores, a few rows are compared, unless all is small.
+    """
+    numbers, parts, limit = size.parameters, 1, _PART // _FLOAT32
+    if numbers > limit:
+        middle = max(0, numbers - size.ends)
+        layer = middle // size.layers if size.layers else min(middle, max(limit, size.largest))
+        together = max(1, limit // max(1, layer))
+        numbers = min(middle, together * layer)
+        parts = -(-size.layers // together) if size.layers else 1
+    return _CONVERTER + int(_COMPARED * numbers) + parts * _COMPARISON
 
 
 def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:

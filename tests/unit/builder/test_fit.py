@@ -99,7 +99,7 @@ def test_the_size_of_a_model_is_read_from_its_headers(small: Path) -> None:
     assert size is not None
     assert size.parameters == matrices + 2 * 32000 * 1024 + 1024
     assert (size.dtype, size.ends, size.largest) == ("bfloat16", 2 * 32000 * 1024, 32000 * 1024)
-    assert (size.cache, size.context) == (2 * 32 * 8 * 128, 4096)
+    assert (size.layers, size.cache, size.context) == (32, 2 * 32 * 8 * 128, 4096)
     assert size.bytes == (small / "model.safetensors").stat().st_size
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.plugin import ModelSize
+from llmserve.plugin import ModelSize, Value
 from llmserve_openvino.needs import needs
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -32,6 +32,28 @@ def bench() -> Iterator[Any]:
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
         yield module
+
+
+MEASURED = {
+    # Layers, parameters and those of the two ends in millions, and what a build had of its own.
+    "a vocabulary of 128,256, int4": (4, 310, 262.7, 0.67),
+    "3 B, bfloat16": (26, 2816, 196.6, 1.13),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_build_is_planned_by_its_layers_and_not_by_its_vocabulary(name: str) -> None:
+    layers, parameters, ends, measured = MEASURED[name]
+    size = ModelSize(
+        int(parameters * 1e6), int(2e6 * parameters), "bfloat16", layers=layers,
+        ends=int(ends * 1e6), largest=int(ends / 2 * 1e6),
+    )  # fmt: skip
+    chosen = "int4" if "int4" in name else "auto"
+    options: dict[str, Value] = {
+        "dtype": "auto", "weight_format": chosen, "kv_cache": "auto", "cache_gb": 0,
+        "int4_ratio": 0.68, "int4_group": 32, "max_sequences": 16, "state_mb": 0,
+    }  # fmt: skip
+    assert needs(size, options).build / 1e9 == pytest.approx(measured, rel=0.15)
 
 
 def test_a_model_takes_what_its_plugin_says(bench: Any, tmp_path: Path) -> None:
