@@ -7,7 +7,7 @@ from llmserve.errors import LLMServeError, MissingPluginError
 COMMANDS = {
     **dict.fromkeys(("bench", "compare", "sweep", "report"), "llmserve-bench"),
     "certify": "llmserve-certify",
-    **dict.fromkeys(("gateway", "key"), "llmserve-gateway"),
+    **dict.fromkeys(("gateway", "key", "release"), "llmserve-gateway"),
     "deploy": "llmserve-deploy",
 }
 PLUGINS = {

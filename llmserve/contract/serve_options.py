@@ -139,6 +139,25 @@ class ServeOptions:
         place="aliases",
         key_help="Names that requests may use for a model beside its own, each as NAME=MODEL.",
     )  # fmt: skip
+    shadows: tuple[str, ...] = _option(
+        "texts", "Ask the model NEW what users ask NAME as well, of 10% of requests, and compare "
+        "(repeatable).", (), flags=("--shadow",), unit="NAME=NEW[:SHARE]", table="gateway",
+        place="shadows",
+    )  # fmt: skip
+    canaries: tuple[str, ...] = _option(
+        "texts", "Have the model NEW answer a share of NAME's users, 5%, then all if it is as "
+        "good (repeatable).", (), flags=("--canary",), unit="NAME=NEW[:SHARE]", table="gateway",
+        place="canaries",
+    )  # fmt: skip
+    release_tolerances: tuple[str, ...] = _option(
+        "texts", "How much more often NEW may fail, as errors=1%; off, or logits=2 (repeatable).",
+        (), flags=("--release-tolerance",), unit="MEASURE=VALUE", table="gateway",
+        place="release_tolerances",
+    )  # fmt: skip
+    keep_texts: float | None = _option(
+        "number", "Keep texts of ten compared pairs for operators to see, for so long.",
+        unit="HOURS", low=0, above=True, table="gateway", place="keep_texts",
+    )  # fmt: skip
     no_auth: bool = _option(
         "flag", "Run the frontend without keys, on any address.", False, table="gateway",
         opens=True, place="open",

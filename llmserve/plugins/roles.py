@@ -207,7 +207,9 @@ class Place:
     the one for responses that requests may go on from, and ``adapter_folder`` the one from which
     clients may have adapters added to models. ``aliases`` are other names of models, each as
     ``NAME=MODEL``. ``warm_scope`` is ``key`` if a request may find only what is kept of the prompts
-    of its own key.
+    of its own key. ``shadows`` and ``canaries`` are new builds that a frontend tries, each as
+    ``NAME=NEW`` or ``NAME=NEW:SHARE``, ``release_tolerances`` how much worse they may be, and
+    ``keep_texts`` for how many hours texts of users are kept to compare.
     """
 
     tritons: tuple[Address, ...]
@@ -225,6 +227,10 @@ class Place:
     on_demand: bool = False
     aliases: tuple[str, ...] = ()
     warm_scope: str = ""
+    shadows: tuple[str, ...] = ()
+    canaries: tuple[str, ...] = ()
+    release_tolerances: tuple[str, ...] = ()
+    keep_texts: float | None = None
 
     @property
     def url(self) -> str:

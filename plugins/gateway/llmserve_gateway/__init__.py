@@ -44,6 +44,11 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.model_names import read_aliases
 
         read_aliases(place.aliases)
+    if place.shadows or place.canaries or place.release_tolerances:
+        from llmserve_gateway.releases.release import read_plans, read_tolerances
+
+        read_plans(place.shadows, place.canaries)
+        read_tolerances(place.release_tolerances)
     for triton in place.tritons:
         args += ["--url", triton.grpc]
         args += ["--triton-metrics", triton.metrics] if triton.metrics else []
@@ -78,3 +83,6 @@ def llmserve_register_commands(cli: click.Group) -> None:
     cli.add_command(lazy_command("gateway", f"{module}:gateway", summary, under="Serve"))
     summary = "Create, list, change and revoke API keys for the gateway."
     cli.add_command(lazy_command("key", f"{module}:key", summary, under="Serve"))
+    module = "llmserve_gateway.release_commands"
+    summary = "Show, promote and abort releases of new builds."
+    cli.add_command(lazy_command("release", f"{module}:release", summary, under="Serve"))

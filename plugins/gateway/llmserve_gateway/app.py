@@ -31,6 +31,7 @@ from llmserve_gateway.endpoints import (
     ENDPOINTS,
     OF_BATCHES,
     OF_OLLAMA,
+    OF_RELEASES,
     OF_RESPONSES,
     OWN,
     PLACES,
@@ -40,6 +41,7 @@ from llmserve_gateway.errors import ApiError
 from llmserve_gateway.gateway import Gateway, Settings
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.ollama_routes import OllamaRoutes
+from llmserve_gateway.releases.routes import ReleaseRoutes
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Send
 from llmserve_gateway.response_routes import ResponseRoutes
@@ -150,6 +152,8 @@ def make_app(
     routes = Routes(gateway, partial(make_document, batches=keeps, responses=stores))
     kept = ResponseRoutes(gateway)
     batches, ollamas = BatchRoutes(runner), OllamaRoutes(gateway, routes)
+    of_releases = ReleaseRoutes(gateway)
+    gateway.releases.make_room_too()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -158,6 +162,7 @@ def make_app(
         if runner is not None:
             tasks.append(asyncio.ensure_future(runner.run()))
         yield
+        await gateway.releases.close()
         for task in tasks:
             task.cancel()
         # Not without end: before Python 3.12, `wait_for` may lose a cancellation.
@@ -177,6 +182,7 @@ def make_app(
         *(answering(row, ollamas) for row in OF_OLLAMA),
         *(answering(row, batches) for row in OF_BATCHES),
         *(answering(row, kept) for row in OF_RESPONSES),
+        *(answering(row, of_releases) for row in OF_RELEASES),
     ]
 
     async def missing(request: Request, error: Any) -> Response:

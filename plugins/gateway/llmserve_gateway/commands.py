@@ -127,6 +127,33 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Answer requests for the model NAME, as another server called it, by MODEL; repeatable.",
 )
 @click.option(
+    "--shadow",
+    "shadows",
+    multiple=True,
+    metavar="NAME=NEW[:SHARE]",
+    help="Ask the model NEW what users ask NAME as well, of 10% of requests, and compare.",
+)
+@click.option(
+    "--canary",
+    "canaries",
+    multiple=True,
+    metavar="NAME=NEW[:SHARE]",
+    help="Have the model NEW answer a share of NAME's users, 5%, then all if it is as good.",
+)
+@click.option(
+    "--release-tolerance",
+    "tolerances",
+    multiple=True,
+    metavar="MEASURE=VALUE",
+    help="How much more often NEW may fail, as errors=1%; off, or logits=2; repeatable.",
+)
+@click.option(
+    "--keep-texts",
+    type=click.FloatRange(0, min_open=True),
+    metavar="HOURS",
+    help="Keep texts of ten compared pairs for operators to see, for so long.",
+)
+@click.option(
     "--tool-parser",
     "tool_parsers",
     multiple=True,
@@ -196,6 +223,7 @@ def gateway(
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.model_names import read_aliases
+    from llmserve_gateway.releases.release import read_plans, read_tolerances
     from llmserve_gateway.serving import Listening, run
 
     for address in urls:
@@ -215,6 +243,8 @@ def gateway(
         limits,
         tool_prompt=read_prompt(tool_prompt) if tool_prompt else "",
         aliases=read_aliases(options.pop("aliases")),
+        releases=tuple(read_plans(options.pop("shadows"), options.pop("canaries"))),
+        tolerances=read_tolerances(options.pop("tolerances")),
         **options,
     )
 

@@ -11,6 +11,7 @@ from llmserve_gateway.endpoints import (
     JSON,
     OF_BATCHES,
     OF_OLLAMA,
+    OF_RELEASES,
     OF_RESPONSES,
     OWN,
     Endpoint,
@@ -30,7 +31,7 @@ def make_document(
     # No response schemas: responses have the format that each API's own clients expect.
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     kept = (*(OF_BATCHES if batches else ()), *(OF_RESPONSES if responses else ()))
-    rows: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *kept)
+    rows: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *OF_RELEASES, *kept)
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
         paths.setdefault(row.name, {})[row.method.lower()] = _operation(row, model)

@@ -21,6 +21,7 @@ from llmserve_gateway.keys import Key
 from llmserve_gateway.ollama_routes import OllamaRoutes
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
+from llmserve_gateway.releases.routes import ABORTION, PROMOTION, ReleaseRoutes
 from llmserve_gateway.response_routes import ResponseRoutes
 from llmserve_gateway.routes import DETOKENIZED, ONE_MODEL, ORDER, TOKENIZED, Routes
 from llmserve_gateway.text_dialect import TextDialect
@@ -210,6 +211,23 @@ OF_RESPONSES: Sequence[Endpoint[Answer[ResponseRoutes]]] = (
 )  # fmt: skip
 """Those of responses, which a gateway may not keep."""
 
-ENDPOINTS: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *OF_BATCHES, *OF_RESPONSES)
+OF_RELEASES: Sequence[Endpoint[Answer[ReleaseRoutes]]] = (
+    Endpoint("/releases", "The new builds of models that are tried, and what is known of them",
+             ReleaseRoutes.status),
+    _posted("/releases/promote", "Have a new build answer all users, or more of them",
+            ReleaseRoutes.promote, PROMOTION),
+    _posted("/releases/abort", "Have the old build answer all users again", ReleaseRoutes.abort,
+            ABORTION),
+)  # fmt: skip
+"""Those of releases, which only an operator may ask."""
+
+ENDPOINTS: Sequence[Endpoint[Any]] = (
+    *ASKED,
+    *OWN,
+    *OF_OLLAMA,
+    *OF_BATCHES,
+    *OF_RESPONSES,
+    *OF_RELEASES,
+)
 PLACES: Mapping[str, str] = {row.of: row.path for row in ASKED if row.of}
 """Where a model is asked for what it is for."""

@@ -16,7 +16,7 @@ from contextlib import (
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from llmserve.client import ToolFormats
 from llmserve.errors import (
@@ -48,6 +48,9 @@ from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.model_names import ModelNames, Named
 from llmserve_gateway.prompt_limit import check_fits
+from llmserve_gateway.releases.comparison import Heard
+from llmserve_gateway.releases.release import Plan, Tolerances
+from llmserve_gateway.releases.turns import Releases
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
 from llmserve_gateway.stored_responses import SqliteStore, StoredResponses
@@ -109,6 +112,11 @@ class Settings:
     """Other names of models, and the models."""
     warm_scope: str = ""
     """``key`` if a request may find only what is kept of the prompts of its own key."""
+    releases: tuple[Plan, ...] = ()
+    """New builds of models, and who is to meet them."""
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    keep_texts: float | None = None
+    """For how many hours the texts of compared answers are kept, if at all."""
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -125,6 +133,21 @@ class Settings:
     def origins(self) -> tuple[str, ...] | None:
         """The origins of pages to answer, None for any: a page of another origin has no key."""
         return None if self.keys else self.cors_origins
+
+
+@dataclass(frozen=True, eq=False)
+class _Answering(Generic[R]):
+    """A request of a client, whoever answers it."""
+
+    key: Key | None
+    headers: Mapping[str, str]
+    receive: Receive
+    reply: Reply
+    dialect: Dialect[R]
+
+
+async def _send_nowhere(message: Any) -> None:
+    del message
 
 
 class Gateway:
@@ -164,6 +187,12 @@ class Gateway:
             parsers=settings.tool_parsers,
             prompt=settings.tool_prompt,
             on_message=self._warn_of_message,
+        )
+        self.releases = Releases(
+            settings.releases,
+            settings.tolerances,
+            self.admission,
+            keep_texts=(settings.keep_texts or 0) * 3600,
         )
         self._client: Replicas | None = None
         self.responses: StoredResponses | None = None
@@ -289,16 +318,20 @@ class Gateway:
 
     @asynccontextmanager
     async def admit(
-        self, key: Key | None, request: AnyRequest, timeout: float | None
+        self, key: Key | None, request: AnyRequest, timeout: float | None, *, is_again: bool = False
     ) -> AsyncIterator[None]:
-        """Hold the slots of a request, within the limits of its key and of the gateway."""
+        """Hold the slots of a request, within the limits of its key and of the gateway.
+
+        One that is asked again counts already.
+        """
         await self._check_fits(request)
         if isinstance(key, BatchKey):
             async with self.admission.admit_beside(request.answer_count):
                 self._charge(key, request)
                 yield
             return
-        self._charge(key, request)
+        if not is_again:
+            self._charge(key, request)
         # What waits for its model to be loaded counts since then.
         held = self._held(key, request) if self.loads is None else nullcontext()
         with held:
@@ -398,7 +431,25 @@ class Gateway:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
         self.check_model(key, Named(request.model, request.adapter).full)
-        timeout = self.timeout(headers)
+        address = (scope.get("client") or [""])[0]
+        turn = self.releases.begin(request, key, content, address)
+        answering = _Answering(key, headers, receive, reply, dialect)
+        if turn is None:
+            await self._respond(answering, request)
+            return
+        await turn.answer(
+            reply,
+            lambda asked, again: self._respond(answering, cast(R, asked), is_again=again),
+            lambda asked: self._ask_aside(dialect, cast(R, asked)),
+        )
+
+    async def _respond(
+        self, answering: _Answering[R], request: R, *, is_again: bool = False
+    ) -> None:
+        """Have a model answer a client."""
+        key, dialect = answering.key, answering.dialect
+        receive, reply = answering.receive, answering.reply
+        record, timeout = reply.record, self.timeout(answering.headers)
         if self.loads:
             # It may fail after a comment has begun the stream.
             reply.error_event = dialect.failure_of(request, record)
@@ -407,7 +458,7 @@ class Gateway:
         async with (
             _cancel_on_disconnect(receive, reply),
             self.load(key, request, timeout, reply),
-            self.admit(key, request, timeout),
+            self.admit(key, request, timeout, is_again=is_again),
         ):
             record.admitted = time.perf_counter()
             if key and self.keys and not isinstance(key, BatchKey):
@@ -437,6 +488,30 @@ class Gateway:
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
+
+    async def _ask_aside(self, dialect: Dialect[R], request: R) -> Heard:
+        """Ask a model for what nobody sees, as batches do: beside all others.
+
+        A model that is not loaded is not loaded for it.
+        """
+        reply = Reply(_send_nowhere, RequestRecord(request_id({})))
+        reply.answers = []
+        loads, timeout = self.loads, self.settings.request_timeout
+        held = nullcontext() if loads is None else loads.hold_if_loaded(request.model)
+        began = time.perf_counter()
+        try:
+            async with held, self.admission.admit_beside(request.answer_count):
+                info = await self.catalog.info(request.model)
+                check_task(info, request.tasks, self._places)
+                check_images(info, request)
+                if "logprobs" not in info.inputs:
+                    request.options.pop("logprobs", None)
+                _, responding = await dialect.begin(self._models, info, request, reply, timeout)
+                await responding
+        except (ApiError, LLMServeError) as error:
+            said = error if isinstance(error, ApiError) else from_llmserve(error)
+            return Heard(error=said.code or str(said.status))
+        return Heard(tuple(reply.answers), seconds=time.perf_counter() - began)
 
     async def _named(self, key: Key | None, request: R) -> R:
         """Return a request to the model that its name means, which may be an adapter's own."""

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 
 from llmserve.server import ModelReport
 from llmserve_gateway.model_names import Named
+from llmserve_gateway.releases.release import Release
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
 
@@ -98,6 +99,24 @@ class Metrics:
         refused = "Refused requests by status"
         self._refused = counter("llmserve_refused", refused, ("status",))
 
+        self._release_share = gauge(
+            "llmserve_release_share", "Share of users whom the new build of a model answers"
+        )
+        answered = "Requests of users that a build has answered during a release"
+        build = ("build",)
+        self._release_requests = gauge("llmserve_release_requests", answered, (*_MODEL, *build))
+        self._release_compared = gauge(
+            "llmserve_release_compared", "Requests that both builds have answered"
+        )
+        self._release_failures = gauge(
+            "llmserve_release_failures",
+            "Compared requests that a build has failed, by what was wrong",
+            (*_MODEL, *build, "measure"),
+        )
+        self._release_returned = gauge(
+            "llmserve_release_returned", "1 if the new build was worse and answers nobody"
+        )
+
     @contextmanager
     def in_flight(self, record: RequestRecord, adapter: str, usage: Usage) -> Iterator[None]:
         running = self._running.labels(record.model)
@@ -175,6 +194,19 @@ class Metrics:
                 self._certify_checks.labels(model.name).set(certificate.checks)
                 self._certify_faults.labels(model.name).set(certificate.faults)
                 self._certify_fault.labels(model.name).set(certificate.faulty)
+
+    def update_releases(self, releases: Mapping[str, Release]) -> None:
+        """Update the gauges of new builds that are tried."""
+        for name, release in releases.items():
+            self._release_share.labels(name).set(release.share_now)
+            self._release_compared.labels(name).set(release.compared)
+            self._release_returned.labels(name).set(release.stage == "returned")
+            for build, count in release.requests.items():
+                self._release_requests.labels(name, build).set(count)
+            for measure, seen in release.evidence.items():
+                failures = (("old", seen.old_failures), ("new", seen.new_failures))
+                for build, count in failures:
+                    self._release_failures.labels(name, build, measure).set(count)
 
     def update_caches(self, usage: Mapping[str, float]) -> None:
         """Replace the cache usage; models that report none have no sample."""

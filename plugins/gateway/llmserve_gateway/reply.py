@@ -9,10 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.headers import is_anthropics
+
+if TYPE_CHECKING:
+    from llmserve.client import Completion
 
 Send = Callable[[Any], Awaitable[None]]
 
@@ -117,6 +120,10 @@ class Reply:
         self.headers: Mapping[str, str] = {}
         """What every response to this request has besides."""
         self._streaming = False
+        self.answers: list[Completion] | None = None
+        """What has been answered, if somebody wants to know it beside the client."""
+        self.has_begun = False
+        """Whether the client has been sent anything: then nobody else can answer instead."""
         self.has_ended = False
         """Whether the server has the last of it: a client that goes then has all that was made."""
 
@@ -158,7 +165,7 @@ class Reply:
             await self.send_body(self._error_body(error), error.status, headers)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.record.status = status
+        self.record.status, self.has_begun = status, True
         more = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         await self._send(
             {

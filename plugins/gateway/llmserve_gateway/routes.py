@@ -301,6 +301,7 @@ class Routes:
         running = {replica.url: replica.running for replica in self._gateway.client.all}
         supervised = await self._catalog.supervised()
         metrics.update(self._catalog.observed, supervised, running)
+        metrics.update_releases(self._gateway.releases.of)
         if loads := self._gateway.loads:
             metrics.update_loads(supervised, loads.waiting)
         metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))

@@ -112,6 +112,8 @@ class _Exchange:
             answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
             counting = (self._counted(answer) for answer in answers)
             answers = await asyncio.gather(*counting)
+        if self.reply.answers is not None:
+            self.reply.answers += answers
         body = self.writer.whole(answers)
         record.first_output = time.perf_counter()
         reasons = [answer.finish_reason or "stop" for answer in answers]
@@ -122,9 +124,12 @@ class _Exchange:
     async def stream(self) -> None:
         reply, writer, record = self.reply, self.writer, self.reply.record
         model = self.models.catalog.health(record.model)
+        heard: list[Piece] | None = None if reply.answers is None else []
         async with aclosing(self._pieces()) as batches:
             async for pieces in batches:
                 events = []
+                if heard is not None:
+                    heard += pieces
                 for piece in pieces:
                     model.answers += 1
                     if record.first_output is None:
@@ -143,6 +148,10 @@ class _Exchange:
         closing = writer.closing()
         await self.keep(self.models, self.request, writer)
         await reply.end_stream(closing)
+        if heard is not None and reply.answers is not None:
+            for index in range(self.request.answer_count):
+                own = (replace(piece, index=0) for piece in heard if piece.index == index)
+                reply.answers.append(Completion.of(own))
 
     def _pieces(self) -> AsyncGenerator[Sequence[Piece], None]:
         """Yield the pieces that have arrived by the same time, to be sent in one write."""
