@@ -116,7 +116,7 @@ def test_a_build_with_invalid_json_is_returned(scripted: LiveTriton, tmp_path: P
     """It cannot end the objects of one function in five."""
     from transformers import AutoTokenizer
 
-    for name, script in (("json-old", "{}"), ("json-new", "{")):
+    for name, script in (("json-old", "{}"), ("json-new", "{{ '{' }}")):
         tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
         tokenizer.chat_template = (
             "{% set said = messages[-1]['content'] %}" + START
