@@ -440,7 +440,7 @@ class Gateway:
         await turn.answer(
             reply,
             lambda asked, again: self._respond(answering, cast(R, asked), is_again=again),
-            lambda asked: self._ask_aside(dialect, cast(R, asked)),
+            lambda asked: self._ask_aside(key, dialect, cast(R, asked)),
         )
 
     async def _respond(
@@ -473,9 +473,7 @@ class Gateway:
             check_adapter(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
-                if key and self.settings.warm_scope == "key":
-                    # How fast a prompt is read tells whether another has asked the same.
-                    request.options[CACHE_SALT] = salt_of(key)
+            self._keep_apart(key, info, request)
             usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
             with self.metrics.in_flight(record, request.adapter, usage):
                 try:
@@ -489,7 +487,15 @@ class Gateway:
                     self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
 
-    async def _ask_aside(self, dialect: Dialect[R], request: R) -> Heard:
+    def _keep_apart(self, key: Key | None, info: ModelInfo, request: AnyRequest) -> None:
+        """Have a request find only what is kept of its own key's prompts, if it is to.
+
+        How fast a prompt is read tells whether another has asked the same.
+        """
+        if key and info.made_by_llmserve and self.settings.warm_scope == "key":
+            request.options[CACHE_SALT] = salt_of(key)
+
+    async def _ask_aside(self, key: Key | None, dialect: Dialect[R], request: R) -> Heard:
         """Ask a model for what nobody sees, as batches do: beside all others.
 
         A model that is not loaded is not loaded for it.
@@ -506,6 +512,7 @@ class Gateway:
                 check_images(info, request)
                 if "logprobs" not in info.inputs:
                     request.options.pop("logprobs", None)
+                self._keep_apart(key, info, request)
                 _, responding = await dialect.begin(self._models, info, request, reply, timeout)
                 await responding
         except (ApiError, LLMServeError) as error:

@@ -256,6 +256,41 @@ def test_a_shadow_harms_nobody() -> None:
     served(triton := TwoBuilds(lambda _: ""), "old=new:100%", use, "shadow", limits=limits)
 
 
+def test_what_a_shadow_answers_is_not_kept_as_the_users_response(tmp_path: Path) -> None:
+    async def use(at: Served) -> None:
+        sent = {"model": "old", "input": "Hi"}
+        answer = (await at.client.post("/v1/responses", json=sent)).json()
+        await at.gateway.releases.background.wait()
+        kept = (await at.client.get(f"/v1/responses/{answer['id']}")).json()
+        assert kept["output"] == answer["output"]
+        assert kept["output"][0]["content"][0]["text"] == GOOD
+
+    triton = TwoBuilds(lambda _: "another answer")
+    served(triton, "old=new:100%", use, "shadow", responses=tmp_path)
+    assert triton.asked == {"old": 1, "new": 1}
+
+
+def test_a_shadow_keeps_the_prompts_of_a_key_apart_too(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    salts: dict[str, set[str | None]] = {"old": set(), "new": set()}
+
+    class Salted(TwoBuilds):
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            salts[name].add(options.get("cache_salt"))
+            return await super().generate(name, prompt, **options)
+
+    secrets = [new_key(keys, user) for user in ("ann", "bob")]
+
+    async def use(at: Served) -> None:
+        for secret in secrets:
+            at.client.headers["authorization"] = f"Bearer {secret}"
+            await at.ask()
+
+    served(Salted(lambda _: GOOD), "old=new:100%", use, "shadow", keys=keys, warm_scope="key")
+    assert salts["new"] == salts["old"]
+    assert len(salts["old"] - {None}) == 2
+
+
 @pytest.mark.parametrize("has_batches", [False, True])
 def test_a_user_who_waits_for_a_slot_has_that_of_the_shadow(has_batches: bool) -> None:
     async def use(at: Served) -> None:
