@@ -1,13 +1,11 @@
-"""Releases in front of a real Triton: a fine build is promoted, and bad ones are returned."""
+"""Releases in front of a real Triton: a fine build is promoted, a bad one is returned."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from llmserve.testing import LiveTriton
 from llmserve.testing.command import LLMSERVE
 
 from .process import Gateway
-from .scripted.scripted_model import END, START
 
 QUESTIONS = ("What is the capital of Japan?", "What is the capital of France?", "Who are you?")
 
@@ -92,54 +89,3 @@ def test_a_fine_build_is_promoted_and_one_with_a_wrong_template_returned(
         finally:
             assert gateway.stop() == 0
     assert "its prompt has" in str(found["pairs"])
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
-    """A Triton with the scripted plugin, which only this module installs."""
-    folder = tmp_path_factory.mktemp("site")
-    info = folder / "scripted_model-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-model\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[llmserve.api3]\nscripted = scripted_model\n")
-    with pytest.MonkeyPatch.context() as patch:
-        for entry in (folder, Path(__file__).with_name("scripted")):
-            patch.syspath_prepend(entry)
-            path = os.pathsep.join(filter(None, [str(entry), os.environ.get("PYTHONPATH")]))
-            patch.setenv("PYTHONPATH", path)
-        with LiveTriton.start(tmp_path_factory.mktemp("triton") / "models") as live:
-            yield live
-
-
-@pytest.mark.long
-def test_a_build_with_invalid_json_is_returned(scripted: LiveTriton, tmp_path: Path) -> None:
-    """It cannot end the objects of one function in five."""
-    from transformers import AutoTokenizer
-
-    for name, script in (("json-old", "{}"), ("json-new", "{{ '{' }}")):
-        tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
-        tokenizer.chat_template = (
-            "{% set said = messages[-1]['content'] %}" + START
-            + "{% if 'broken' in said %}" + script + "{% else %}{}{% endif %}" + END
-        )  # fmt: skip
-        tokenizer.save_pretrained(tmp_path / name)
-        scripted.build("scripted", str(tmp_path / name), name=name, decoupled=True)
-    gateway = Gateway(scripted, "--shadow", "json-old=json-new:100%")
-    try:
-        for number in range(300):
-            body = {
-                "model": "json-old", "max_tokens": 12,
-                "response_format": {"type": "json_object"},
-                "messages": [{"role": "user", "content": "broken" if number % 5 == 0 else "fine"}],
-            }  # fmt: skip
-            answer = gateway.post("/v1/chat/completions", body)
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["choices"][0]["message"]["content"] == "{}"
-            if number % 20 == 19 and stage(gateway)["stage"] != "watched":
-                break
-        found = stage(gateway)
-        assert found["stage"] == "returned", found
-        assert "not in the form" in found["why"]
-        assert command(gateway, "abort", "json-old").count("is aborted") == 1
-    finally:
-        assert gateway.stop() == 0
