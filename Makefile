@@ -49,6 +49,8 @@ test: style
 	wait $$types || { cat build/types.txt; exit 1; }; exit $$tests
 
 # What takes long: the real model, every recipe in the server, kills, containers, benchmarks' own tests.
+# One worker fewer: each has a Triton with models that stay loaded, and four take 21 GB.
+test-long: WORKERS = 3
 test-long: .venv/.ready
 	@$(call tests,long); exit $$tests
 

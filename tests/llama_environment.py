@@ -33,6 +33,11 @@ def title() -> str:
     return "llama.cpp, as on PATH" if own else f"llama.cpp b{LLAMA}, for AVX2"
 
 
+def is_here() -> bool:
+    """Return whether the server starts without being fetched first."""
+    return shutil.which("llama-server") is not None or _FOLDER.is_dir()
+
+
 def llama_server() -> list[str]:
     """Return the words that start the server, which is fetched if it is not there."""
     if program := shutil.which("llama-server"):

@@ -19,7 +19,6 @@ from plugins.tools.bench.peers import server
 from tests import llama_environment
 from tests.real.model import NotHad, widened_file
 from tests.real.reference import CHATS
-from tests.vllm_environment import NotMade
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
 _MOST_DIFFERENCE = 0.02
@@ -79,13 +78,13 @@ def compare(line: str, url: str, folder: Path, plugin: str, *words: str) -> None
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="`make test-long` runs it")
+@pytest.mark.skipif(not llama_environment.is_here(), reason="`make bench-peers` fetches llama.cpp")
 def test_a_model_of_llama_cpp_answers_the_same(real_file: Path, tmp_path: Path) -> None:
     del real_file
     try:
         widened = widened_file()
-        llama_environment.llama_server()
-    except (NotHad, NotMade) as error:
-        pytest.skip(f"llama.cpp cannot be had: {error}")
+    except NotHad as error:
+        pytest.skip(f"the model cannot be had: {error}")
     with llama_server(widened, tmp_path / "llama.log") as (line, url):
         compare(line, url, tmp_path, "iterative")
 
