@@ -65,8 +65,10 @@ class LiveTriton:
         """Load models of the repository, or load them again after a change.
 
         The old one answers until the new one is loaded. Raises :class:`llmserve.errors.ServerError`
-        with the reason if one is not loaded.
+        with the reason if one is not loaded. As with ``build``, those of tests in other folders
+        make room for them.
         """
+        self._make_room(len(names))
         self._orders.load(*names)
 
     def unload(self, *names: str) -> None:
@@ -90,20 +92,21 @@ class LiveTriton:
 
     def _ensure_loaded(self, name: str, models: tuple[str, ...]) -> None:
         """Load a model and its parts, and unload models of other folders if there are too many."""
-        # A fixture may use a model for all tests of its folder.
-        owner = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].rpartition("/")[0]
         if name not in self._loaded:
-            count, unneeded = len(models) + sum(map(len, self._loaded.values())), []
-            for other in [key for key in self._loaded if self._owners[key] != owner]:
-                if count > _MAX_LOADED:
-                    unneeded.append(self._loaded.pop(other))
-                    count -= len(unneeded[-1])
+            self._make_room(len(models))
             self._orders.load(name)
-            for parts in unneeded:
-                self._orders.unload_later(parts[-1])
         # The model requested last is unloaded last.
         self._loaded[name] = self._loaded.pop(name, models)
-        self._owners[name] = owner
+        self._owners[name] = _folder_of_test()
+
+    def _make_room(self, more: int) -> None:
+        """Unload models of tests in other folders if there are too many with so many more."""
+        owner, count = _folder_of_test(), more + sum(map(len, self._loaded.values()))
+        for other in [key for key in self._loaded if self._owners[key] != owner]:
+            if count > _MAX_LOADED:
+                parts = self._loaded.pop(other)
+                count -= len(parts)
+                self._orders.unload_later(parts[-1])
 
     def executions(self, model: str) -> int:
         """Return how many batches Triton has run for a model, by Triton's own count."""
@@ -180,3 +183,8 @@ def completion_order(triton: LiveTriton, model: str, *, long: int, short: int) -
             # If both fail, the first is the cause.
             long_answer.result()
     return order
+
+
+def _folder_of_test() -> str:
+    """Return the folder of the test that runs: a fixture may use a model for all tests of it."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].rpartition("/")[0]
