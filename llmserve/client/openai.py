@@ -62,12 +62,16 @@ class OpenAIApi:
 
     def get(self, path: str, *, at_root: bool = False) -> OpenAIRequest:
         """Return the request for a page of the API, or of the server itself."""
-        url = (self._root if at_root else self.url) + path
-        return OpenAIRequest(url, self.headers())
+        return OpenAIRequest(self._place(path, at_root), self.headers())
 
-    def post(self, path: str, body: Mapping[str, Any] | bytes) -> OpenAIRequest:
+    def post(
+        self, path: str, body: Mapping[str, Any] | bytes, *, at_root: bool = False
+    ) -> OpenAIRequest:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return OpenAIRequest(self.url + path, self.headers(), raw)
+        return OpenAIRequest(self._place(path, at_root), self.headers(), raw)
+
+    def _place(self, path: str, at_root: bool) -> str:
+        return (self._root if at_root else self.url) + path
 
     def request(
         self,

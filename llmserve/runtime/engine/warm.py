@@ -35,6 +35,8 @@ LOG = logging.getLogger(__name__)
 
 _MOST_WAITING = 64 << 20
 """The bytes of pages that wait to be written; what comes while there are as many is not kept."""
+_MOST_USED = 10_000
+"""How many texts and pages may wait until one more text is not noted as used: a disk may hang."""
 _MOST_KNOWN = 200_000
 _PAUSE = 60.0
 """How many seconds nothing is written after the disk has refused a page."""
@@ -108,7 +110,7 @@ class WarmPages:
 
     def used(self, names: Sequence[bytes]) -> None:
         """Note that a text with these pages was used: the least recently used ones go first."""
-        if names and not self._ends:
+        if names and not self._ends and len(self._waiting) < _MOST_USED:
             with self._changed:
                 self._waiting.append(list(names))
                 self._changed.notify_all()

@@ -111,28 +111,43 @@ def _ask(openai: str | None, path: str, body: Mapping[str, Any] | None = None) -
     from contextlib import closing
 
     from llmserve.client import OpenAIApi
-    from llmserve.errors import RequestRejectedError
+    from llmserve.errors import UnreachableError
     from llmserve.server import frontend_for
 
     url = openai or frontend_for(str((body or {}).get("model", "")), "openai", "--openai")
     api = OpenAIApi(url or _DEFAULT)
-    request = api.get(path, at_root=True)
-    if body is not None:
-        headers = {**request.headers, "content-type": "application/json"}
-        request = request._replace(headers=headers, body=json.dumps(body).encode())
-    with closing(api.open(request, _PATIENCE)) as answer:
-        said = json.loads(answer.read())
-        if answer.status != 200:
-            raise RequestRejectedError(said["error"]["message"])
+    asks = api.get(path, at_root=True) if body is None else api.post(path, body, at_root=True)
+    try:
+        with closing(api.open(asks, _PATIENCE)) as answer:
+            raw = answer.read()
+            if answer.status != 200:
+                raise api.refusal(answer.status, raw)
+        said = json.loads(raw)
+    except TimeoutError:
+        raise api.late(_PATIENCE) from None
+    except OSError as error:
+        raise api.unreachable(error) from None
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or not {"releases", "stage"} & said.keys():
+        raise UnreachableError(
+            f"the server at {api.url} is no gateway of llmserve",
+            hint="give another address with --openai",
+        )
     return said
 
 
 def _write(path: Path, text: str) -> None:
     """Write a file that only its owner can read, whatever was there."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    from llmserve.errors import OutputError
+
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _head(found: Mapping[str, Any]) -> str:
