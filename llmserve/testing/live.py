@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.fitted import build
@@ -38,6 +38,8 @@ class LiveTriton:
         self._built: dict[str, tuple[str, ...]] = {}
         self._loaded: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
+        # A fixture may load several models at once.
+        self._making_room = Lock()
 
     @classmethod
     @contextmanager
@@ -101,12 +103,14 @@ class LiveTriton:
 
     def _make_room(self, more: int) -> None:
         """Unload models of tests in other folders if there are too many with so many more."""
-        owner, count = _folder_of_test(), more + sum(map(len, self._loaded.values()))
-        for other in [key for key in self._loaded if self._owners[key] != owner]:
-            if count > _MAX_LOADED:
-                parts = self._loaded.pop(other)
-                count -= len(parts)
-                self._orders.unload_later(parts[-1])
+        owner = _folder_of_test()
+        with self._making_room:
+            count = more + sum(map(len, self._loaded.values()))
+            for other in [key for key in self._loaded if self._owners[key] != owner]:
+                if count > _MAX_LOADED:
+                    parts = self._loaded.pop(other)
+                    count -= len(parts)
+                    self._orders.unload_later(parts[-1])
 
     def executions(self, model: str) -> int:
         """Return how many batches Triton has run for a model, by Triton's own count."""

@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from llmserve.builder.size import size_in
-from llmserve.testing.memory import most_memory
+from llmserve.testing.memory import most_memory, of_cuda
 from llmserve.testing.tiny_encoders import save_tokenizer
 from llmserve_embed.needs import openvino_needs
 
@@ -31,7 +31,7 @@ def test_converting_takes_what_the_plugin_says(tmp_path: Path) -> None:
         "trust_remote_code": False,
     }  # fmt: skip
     program = ["-m", "llmserve_embed.convert", str(model), str(tmp_path / "ov")]
-    most = most_memory([sys.executable, *program, json.dumps(settings)])
+    most = most_memory([sys.executable, *program, json.dumps(settings)]) - of_cuda()
     size = size_in(model)
     assert size is not None
     expected = openvino_needs(size, {"weight_format": "auto", "file": "", "dtype": "auto"}).build

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llmserve.plugin import ModelSize, Value
+from llmserve.testing.memory import of_cuda
 from llmserve_openvino.needs import needs
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -61,11 +62,14 @@ def test_a_model_takes_what_its_plugin_says(bench: Any, tmp_path: Path) -> None:
     bench.make_model(model, 0.1)
     mark = str(tmp_path)
     with (tmp_path / "log").open("w", encoding="utf-8") as log:
-        built = bench.build(model, repository, "openvino", "auto", mark, log, data=_DATA)
+        # What torch's libraries for GPUs reserve, and do not use, counts for a limit of data.
+        data = 0 if of_cuda() else _DATA
+        built = bench.build(model, repository, "openvino", "auto", mark, log, data=data)
         _, answering, _ = bench.serve(repository, mark, log)
     manifest = json.loads((repository / "model" / "llmserve.json").read_text(encoding="utf-8"))
     expected = needs(ModelSize.read(manifest["size"]), manifest["options"])
-    assert built.peak.own < 1.15 * expected.build
+    # The command and the converter have them.
+    assert built.peak.own - 2 * of_cuda() < 1.15 * expected.build
     # Few of the cache's pages are written: the prompt and its answer are short. What libraries have
     # of their files is shared with whatever else runs here, so that it differs from run to run.
     taken, own = expected.process + expected.weights, answering.peak.own
