@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
+from itertools import pairwise
 
 from llmserve.testing import ScriptedTriton
 
@@ -68,16 +69,20 @@ def held(process: subprocess.Popen[str]) -> tuple[int, int]:
 
 
 def test_streams_that_are_cut_off_leave_nothing() -> None:
-    streams = 1500
+    streams = 1000
     with (
         ENDLESS.serving() as url,
         gateway_process(limits="64, 64", url=url, before=REPORT) as (process, port),
     ):
         held(process)  # From here on, nobody reads the log.
         asyncio.run(cut(port, 400))
-        blocks, size = held(process)
-        asyncio.run(cut(port, streams))
-        blocks_after, size_after = held(process)
+        rounds = [held(process)]
+        for _ in range(3):
+            asyncio.run(cut(port, streams))
+            rounds.append(held(process))
+    grown = [(later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(rounds)]
+    # What libraries keep for reuse, such as a loop's handles, grows once, at some moment. What
+    # streams leave grows with each round.
+    assert min(blocks for blocks, _ in grown) < streams / 4, grown
     # A cancelled read of gRPC left 340 bytes per stream.
-    assert size_after - size < streams * 120
-    assert blocks_after - blocks < streams / 4
+    assert min(size for _, size in grown) < streams * 120, grown
