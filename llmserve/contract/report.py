@@ -92,14 +92,15 @@ class FaultReport:
     """
     why: str
     prompt: str = ""
-    """The request that shows it: one of ours, never a user's."""
+    """The request that shows it: one of ours, "" if it is a user's, which nobody is told."""
     off_by: float | None = None
     """By how much a score has changed at least, in logits; None if that is no number."""
     explained: float = 0.0
     """How much of that rounding explains."""
 
     def in_words(self) -> str:
-        return f"{self.check} of {self.prompt!r}: {self.why}"
+        of = repr(self.prompt) if self.prompt else "a user's answer"
+        return f"{self.check} of {of}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,10 @@ class CertificateReport:
     """In how many replicas they are."""
     problem: str = ""
     """Why nothing is known of its answers."""
+    judged: int = 0
+    """How many answers to users were judged by the scores of their tokens as a prompt."""
+    unjudged: str = ""
+    """Why the last one was not, if it was not."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +257,8 @@ def _all_of(certificates: Sequence[CertificateReport]) -> CertificateReport:
         fault=certificates[0].fault if all(each.fault for each in certificates) else None,
         faulty=sum(each.faulty for each in certificates),
         problem=next((each.problem for each in certificates if each.problem), ""),
+        judged=sum(each.judged for each in certificates),
+        unjudged=next((each.unjudged for each in certificates if each.unjudged), ""),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError, reason
 from llmserve.repository.repository import Repository
-from llmserve.server.keep import actions, known_answers
+from llmserve.server.keep import actions, known_answers, live_answers
 from llmserve.server.keep.actions import Action
 from llmserve.server.keep.desired import Hold
 from llmserve.server.keep.observe import FrontendHandle, RunningTriton
@@ -143,29 +143,54 @@ class Actor:
 
     def _check_answer(self, running: RunningTriton, asked: actions.CheckAnswer) -> None:
         running.being_checked.add(asked.model)
-        task = self._begin(self._ask_again(running, asked.model, asked.number))
+        task = self._begin(self._ask_again(running, asked))
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 
-    async def _ask_again(self, running: RunningTriton, name: str, number: int) -> None:
+    async def _ask_again(self, running: RunningTriton, asked: actions.CheckAnswer) -> None:
         """Ask a model one of its known answers again; that is seen in a later picture."""
         from llmserve.client import connect_async
 
+        name = asked.model
         began, load_number = time.monotonic(), running.load_number(name)
-        known, fault, problem = 0, None, ""
+        known, fault, problem, unjudged = 0, None, "", ""
         try:
             async with connect_async(running.server.grpc_url) as client:
                 answers = await self._known_answers(client, running, name, load_number)
                 known = len(answers.answers)
-                # That they were made, once, is no part of how long a check takes.
-                began = time.monotonic()
-                fault = await known_answers.check(client, name, answers, number)
+                if asked.live is None:
+                    # That they were made, once, is no part of how long a check takes.
+                    began = time.monotonic()
+                    fault = await known_answers.check(client, name, answers, asked.number)
+                else:
+                    explained = await self._explained(client, running, name, load_number, answers)
+                    began = time.monotonic()
+                    judge = live_answers.judge_again if asked.anew else live_answers.judge
+                    fault = await judge(client, name, asked.live, explained)
+        except live_answers.UnjudgedError as error:
+            unjudged = _why(error)
         except Exception as error:  # whatever it is, it says nothing of the answers
             problem = _why(error)
         finally:
             running.being_checked.discard(name)
             took = time.monotonic() - began
-            running.checked.append(Checked(name, load_number, took, known, fault, problem))
+            checked = Checked(name, load_number, took, known, fault, problem, unjudged)
+            running.checked.append(checked)
+
+    async def _explained(
+        self,
+        client: Any,
+        running: RunningTriton,
+        name: str,
+        load_number: int,
+        answers: known_answers.KnownAnswers,
+    ) -> float:
+        """Return what rounding explains of a user's answer, measured once for each load."""
+        number, explained = running.explained.get(name, (-1, 0.0))
+        if number != load_number:
+            explained = await live_answers.measure(client, name, answers)
+            running.explained[name] = load_number, explained
+        return explained
 
     async def _known_answers(
         self, client: Any, running: RunningTriton, name: str, load_number: int

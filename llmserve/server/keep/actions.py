@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.report import FaultReport
 from llmserve.errors import LLMServeError
 from llmserve.server.keep.desired import Hold, Order
@@ -65,11 +66,16 @@ class StopTrying:
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """Ask a model one of its known answers again; have them made if there are none."""
+    """Ask a model one of its known answers again; have them made if there are none.
+
+    Or have it judge a user's answer, ``live``, if there is one; ``anew`` what it would answer now.
+    """
 
     triton: int
     model: str
     number: int
+    live: LiveAnswer | None = None
+    anew: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.report import State
 from llmserve.server.keep.actions import Action, CheckAnswer, ReportFault
+from llmserve.server.keep.certificate import LIVE
 from llmserve.server.keep.memory import ModelMemory, TritonMemory
 from llmserve.server.keep.picture import TritonPicture
 
@@ -29,8 +31,25 @@ def check_answers(triton: TritonMemory, seen: TritonPicture, now: float) -> list
         # One after the other, so that they do not keep one another from being idle.
         is_free = not any(each.certificate.asked_at is not None for each in triton.models.values())
         if is_free and certificate.is_due(now):
-            asked.append(CheckAnswer(triton.number, model.name, certificate.asked(now)))
+            asked.append(_ask(triton, model, now))
     return [*actions, *asked]
+
+
+def _ask(triton: TritonMemory, model: ModelMemory, now: float) -> CheckAnswer:
+    certificate = model.certificate
+    number = certificate.asked(now)
+    if number != LIVE:
+        return CheckAnswer(triton.number, model.name, number)
+    # The answer that showed a fault stays wrong: whether the model is, shows in another one.
+    anew = certificate.fault is not None
+    return CheckAnswer(triton.number, model.name, number, certificate.live, anew)
+
+
+def offer_answer(triton: TritonMemory, answer: LiveAnswer, now: float) -> None:
+    """Have an answer to a user judged once its model has nothing to do."""
+    model = triton.models.get(answer.model)
+    if triton.certifies and model is not None and model.state is State.READY:
+        model.certificate.offer(answer, now)
 
 
 def _seconds(triton: TritonMemory, model: ModelMemory, seen: TritonPicture) -> float:

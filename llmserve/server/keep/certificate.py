@@ -3,12 +3,19 @@
 It is asked while it has nothing to do, and for a small share of the time. One wrong answer is a
 doubt: another is asked at once, and then the same again. If either is wrong too, that is a fault.
 It ends by the same test: once all known answers have come again, one after the other.
+
+In the same way it is asked about answers that it has given to users: each is one more question,
+which is forgotten once it has been answered. One that was wrong is kept until the fault ends, but
+not for long: the model is asked for it anew, among the known answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from dataclasses import dataclass, field
 
+from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.report import CertificateReport, FaultReport
 from llmserve.server.keep.picture import Checked
 
@@ -24,6 +31,12 @@ LATER = 60.0
 """Seconds until a model is asked again that could not be."""
 OVERDUE = 600.0
 """Seconds after which a model is asked once although it is never idle."""
+LIVE = -1
+"""The number of the question that is a user's answer."""
+KEPT = 600.0
+"""Seconds after which a user's answer is forgotten, whatever has come of it."""
+MOST_WAITING = 4
+"""How many of them a model has at once."""
 _QUIET = 1.0
 """Seconds without work after which a model is idle."""
 _WORK = 0.05
@@ -51,6 +64,17 @@ class Certificate:
     """Which of the known answers did not come, and is asked once more."""
     passed: int = 0
     """How many answers in a row were right, since it had a fault."""
+    judged: int = 0
+    unjudged: str = ""
+    live: LiveAnswer | None = None
+    """The user's answer that is judged, or that was wrong."""
+    _live_since: float = 0.0
+    _waiting: deque[tuple[float, LiveAnswer]] = field(default_factory=deque)
+    """Users' answers that are to be judged, and since when."""
+    _after_live: int = 0
+    """Which known answer is asked after that."""
+    _was_live: bool = False
+    _loaded_at: float = math.inf
     _looked: tuple[float, float] | None = None
     """When, and at how many seconds of processors, it was last looked at."""
     _busy_at: float = 0.0
@@ -68,6 +92,17 @@ class Certificate:
             # Another process, perhaps with other files: it is asked soon, from the first on.
             self.load_number, self.number, self.passed = load_number, 0, 0
             self.asked_at, self.doubtful, self.next_at = None, None, now
+            self.live, self._loaded_at = None, now
+            self._waiting.clear()
+
+    def offer(self, answer: LiveAnswer, now: float) -> None:
+        """Keep a user's answer until the model is idle, if it is of this load of it.
+
+        Of a model that is wrong already, nothing is to be learned from more of them.
+        """
+        is_new = now - answer.age > self._loaded_at
+        if is_new and self.fault is None and len(self._waiting) < MOST_WAITING:
+            self._waiting.append((now, answer))
 
     def is_due(self, now: float) -> bool:
         if self.asked_at is not None or now < self.next_at:
@@ -75,8 +110,18 @@ class Certificate:
         return now - self._busy_at >= _QUIET or now - self.next_at >= OVERDUE
 
     def asked(self, now: float) -> int:
-        """Note that it is being asked, and return which of its known answers."""
+        """Note that it is being asked, and return which of its known answers, or ``LIVE``."""
         self.asked_at = now
+        while self._waiting and now - self._waiting[0][0] > KEPT:
+            self._waiting.popleft()
+        if self.live is not None and now - self._live_since > KEPT:
+            self._forget_live()
+        is_free = self.live is None and self.fault is None and self.doubtful is None
+        # Between two of them, a known answer is asked.
+        if is_free and self.known and self._waiting and not self._was_live:
+            self._live_since, self.live = self._waiting.popleft()
+            self._after_live, self.number = self.number, LIVE
+        self._was_live = self.number == LIVE
         return self.number
 
     def hear(self, checked: Checked, now: float) -> bool:
@@ -87,10 +132,18 @@ class Certificate:
         self.known, self.problem = checked.known, checked.problem
         # What it worked on was this.
         self._looked = None
+        if checked.problem or checked.unjudged:
+            self._forget_live()
         if checked.problem:
             self.next_at = now + LATER
             return False
+        if checked.unjudged:
+            self.unjudged = checked.unjudged
+            self.next_at = now + max(INTERVAL, checked.took / SHARE)
+            return False
         self.checks += 1
+        if self.number == LIVE:
+            self.judged, self.unjudged = self.judged + 1, ""
         soon, share = (INTERVAL, SHARE) if self.fault is None else (AGAIN, SHARE_IN_FAULT)
         self.next_at = now + max(soon, checked.took / share)
         if checked.fault is None:
@@ -99,6 +152,8 @@ class Certificate:
         if self.fault is not None or self.doubtful is not None:
             is_new, self.fault = self.fault is None, checked.fault
             self.faults += is_new
+            self._waiting.clear()
+            self._after_live = 0
             self._go_on()
             return is_new
         # Not the same again: an engine that repeats its last answer would then be right.
@@ -110,22 +165,40 @@ class Certificate:
         if self.doubtful is not None and self.doubtful != self.number:
             self.number, self.next_at = self.doubtful, now + AGAIN
             return False
+        was_live = self.number == LIVE
         self._go_on()
         self.passed += 1
-        if self.fault is None or self.passed < self.known:
+        if self.fault is None:
+            if was_live:
+                self._forget_live()
+            return False
+        if self.passed < self.known + (self.live is not None):
             return False
         self.fault = None
+        self._forget_live()
         return True
 
     def _go_on(self) -> None:
         self.doubtful, self.number = None, self._other
 
+    def _forget_live(self) -> None:
+        if self.live is None:
+            return
+        if LIVE in (self.number, self.doubtful):
+            self.number, self.doubtful = self._after_live, None
+        self.live = None
+
     @property
     def _other(self) -> int:
-        return (self.number + 1) % max(1, self.known)
+        if self.number == LIVE:
+            return self._after_live
+        following = self.number + 1
+        if following < self.known:
+            return following
+        return LIVE if self.live is not None and self.fault is not None else 0
 
     def report(self) -> CertificateReport:
         return CertificateReport(
             self.known, self.checks, self.faults, self.fault, int(self.fault is not None),
-            self.problem,
+            self.problem, self.judged, self.unjudged,
         )  # fmt: skip

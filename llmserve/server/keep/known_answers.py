@@ -34,10 +34,10 @@ LENGTH = 16
 TOP = 5
 PATIENCE = 60.0
 """Seconds for one answer."""
-_TIMES = 4.0
+TIMES = 4.0
 """How many times the largest change between equal requests is still explained."""
 _LIKELIEST = {"temperature": 0.0, "ignore_eos": True}
-_DATES = "strftime_now"
+DATES = "strftime_now"
 """A template that has this writes the day, so that its prompts differ from one to the next."""
 _FORMAT = 1
 
@@ -138,7 +138,7 @@ async def ask(client: Any, model: str, prompt: str, *, chat: bool) -> KnownAnswe
         asked = {"messages": [{"role": "user", "content": prompt}]}
     ids: Sequence[int] = ()
     if "prompt_only" in info.inputs:
-        ids = (await _inspect(client, model, asked))["ids"]
+        ids = (await inspect_prompt(client, model, asked))["ids"]
     options = {"max_tokens": LENGTH, "logprobs": TOP, **_LIKELIEST}
     options = {name: value for name, value in options.items() if info.input_of(name)}
     answer = await client.generate(model, **asked, **options, timeout=PATIENCE)
@@ -149,7 +149,7 @@ async def ask_for_template(client: Any, model: str) -> str:
     """Return a model's chat template; "" if it has none, or does not say it."""
     if "prompt_only" not in (await client.model(model)).inputs:
         return ""
-    return str((await _inspect(client, model, {"prompt": ""})).get("chat_template") or "")
+    return str((await inspect_prompt(client, model, {"prompt": ""})).get("chat_template") or "")
 
 
 async def check(client: Any, model: str, known: KnownAnswers, number: int) -> FaultReport | None:
@@ -192,13 +192,13 @@ async def learn(client: Any, name: str, model: Model) -> KnownAnswers:
         raise UnknownAnswersError("it tells no log-probabilities of its answers")
     template = await ask_for_template(client, name)
     asked = [(prompt, False) for prompt in PROMPTS]
-    if template and _DATES not in template:
+    if template and DATES not in template:
         asked.append((CHAT, True))
     first = [await ask(client, name, prompt, chat=chat) for prompt, chat in asked]
     again = await asyncio.gather(*(ask(client, name, prompt, chat=chat) for prompt, chat in asked))
     explained = EXPLAINED.get(precision(model), EXPLAINED["bfloat16"])
     pairs = list(zip(first, again, strict=True))
-    explained = max(explained, _TIMES * max(_change(*pair) for pair in pairs))
+    explained = max(explained, TIMES * max(_change(*pair) for pair in pairs))
     for one, other in pairs:
         if not one.tokens:
             raise UnknownAnswersError(f"it answers nothing to {one.prompt!r}")
@@ -225,7 +225,7 @@ def digest(template: str) -> str:
     return hashlib.sha256(template.encode(errors="replace")).hexdigest() if template else ""
 
 
-async def _inspect(client: Any, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+async def inspect_prompt(client: Any, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     said = await client.generate(model, **asked, prompt_only=True, timeout=PATIENCE)
     content = json.loads(said.text)
     return {"ids": (), **content} if isinstance(content, dict) else {"ids": ()}
@@ -248,10 +248,10 @@ def _first_other(one: Sequence[int], other: Sequence[int]) -> int:
 def _answer(content: Mapping[str, Any]) -> KnownAnswer:
     return KnownAnswer(
         str(content["prompt"]), bool(content["chat"]), tuple(map(int, content["ids"])),
-        tuple(_logprob(each) for each in content["tokens"]),
+        tuple(read_logprob(each) for each in content["tokens"]),
     )  # fmt: skip
 
 
-def _logprob(content: Mapping[str, Any]) -> Logprob:
+def read_logprob(content: Mapping[str, Any]) -> Logprob:
     read = Logprob(int(content["id"]), str(content["token"]), float(content["logprob"]))
-    return replace(read, top=tuple(_logprob(each) for each in content["top"]))
+    return replace(read, top=tuple(read_logprob(each) for each in content["top"]))

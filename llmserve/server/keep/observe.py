@@ -66,6 +66,8 @@ class RunningTriton:
     """The models that it is kept from trying again and again."""
     known: dict[str, tuple[int, KnownAnswers]] = field(default_factory=dict)
     """The known answers of each model, and of which of its loads they are."""
+    explained: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """What rounding explains of its users' answers, and in which of its loads that was measured."""
     being_checked: set[str] = field(default_factory=set)
     """The models that are asked one of their known answers at the moment."""
     checked: list[Checked] = field(default_factory=list)

@@ -91,6 +91,8 @@ class Checked:
     fault: FaultReport | None = None
     problem: str = ""
     """Why it could not be checked."""
+    unjudged: str = ""
+    """Why a user's answer could not be judged, which says nothing of the known ones."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
 
+from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.report import FrontendReport, ModelReport, ReplicaReport, State
 from llmserve.errors import NotLoadedError, ServerError, reason
 from llmserve.names import near
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.act import Actor
+from llmserve.server.keep.answer_checks import offer_answer
 from llmserve.server.keep.decide import AllReplicas, decide, decide_wishes
 from llmserve.server.keep.demand import Demand
 from llmserve.server.keep.desired import Desired, Hold, OnDemand, Order
@@ -227,6 +229,14 @@ class Reconciler:
         if not hold.granted.done():
             hold.granted.cancel()
         self._consider_wishes()
+
+    def judge(self, answer: LiveAnswer) -> None:
+        """Have an answer to a user judged by the model itself, once that has nothing to do.
+
+        The only Triton has given it: of several, it is not known which.
+        """
+        if len(self.memory.tritons) == 1:
+            offer_answer(self.memory.tritons[0], answer, time.monotonic())
 
     # What it says
 

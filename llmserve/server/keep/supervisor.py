@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.report import ServerReport
 from llmserve.errors import ServerError
 from llmserve.server.keep.control import listening
@@ -144,8 +145,10 @@ class Socket:
             do = ""
         if do in ("load", "reload", "unload"):
             await self.reconciler.order(do, str(request.get("model")))
+        elif do == "judge":
+            self.reconciler.judge(LiveAnswer.from_json(request.get("answer") or {}))
         elif do != "status":
-            raise ServerError("the request is none of status, load, reload and unload")
+            raise ServerError("the request is none of status, load, reload, unload and judge")
         return self._report()
 
     async def hold(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
