@@ -24,6 +24,7 @@ from llmserve_gateway.fields import (
     Field,
     Values,
     check_mapping,
+    ignored,
     needed,
     option,
     part,
@@ -152,6 +153,8 @@ _OTHERS: tuple[Field[Any], ...] = (
     *TEMPLATE,
     *refused("not supported by this server", "mcp_servers", "container"),
     *REFUSED,
+    # Also that of blocks and tools, of which only what is known is read.
+    *ignored("cache_control"),
     *unaffected(),
 )
 MESSAGE = Body(_MESSAGES, needed(_MOST), *_OTHERS)

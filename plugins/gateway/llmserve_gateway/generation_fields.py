@@ -16,6 +16,7 @@ from llmserve_gateway.fields import (
     Body,
     Field,
     Values,
+    check_encodable,
     check_flag,
     flag,
     ignored,
@@ -45,6 +46,24 @@ IGNORED = (
     "prompt_cache_retention", "prediction", "verbosity",
 )  # fmt: skip
 """What is accepted without any effect on the answer."""
+
+_LONGEST_KEY = 512
+"""Characters of a ``prompt_cache_key``; OpenAI's own service takes 64."""
+
+
+def _cache_key(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_KEY:
+        what = f"{name} must be a text of at most {_LONGEST_KEY} characters"
+        raise bad_request(what, name)
+    check_encodable(value, name)
+    return value
+
+
+CACHE_KEY: Field[str] = Field(
+    "prompt_cache_key",
+    "Names a session: of several replicas, the one that has answered it is asked again.",
+    _cache_key, {**STRING, "maxLength": _LONGEST_KEY}, absent="",
+)  # fmt: skip
 
 # What changes an answer in vLLM's API or in others, and cannot be had here.
 _REFUSED = {

@@ -22,6 +22,7 @@ from llmserve_gateway.fields import (
     whole,
 )
 from llmserve_gateway.generation_fields import (
+    CACHE_KEY,
     CONSTRAINTS,
     FORMAT,
     MODEL,
@@ -64,7 +65,9 @@ _USAGE = flag("include_usage", "Send the numbers of tokens at the end of the str
 _USAGES = flag("continuous_usage_stats", "Send them with every piece.")
 _STREAM_OPTIONS = part("stream_options", "What a stream has besides.", Body(_USAGE, _USAGES))
 _ANSWERS: tuple[Field[Any], ...] = (MODEL, _COUNT, STREAM, _STREAM_OPTIONS)
-_SHARED: tuple[Field[Any], ...] = (FORMAT, *CONSTRAINTS, *REFUSED, *unaffected())
+_SHARED: tuple[Field[Any], ...] = (
+    FORMAT, *CONSTRAINTS, CACHE_KEY, *REFUSED, *unaffected(CACHE_KEY.name),
+)  # fmt: skip
 _MAX_TOKENS = length("max_tokens", "The longest answer, in tokens.")
 
 CONVERSATION: Field[Conversation] = Field(
@@ -207,6 +210,7 @@ def _parsed(values: Values, options: dict[str, Any], prompts: Any, **extra: Any)
         stream=stream,
         include_usage=more[_USAGE],
         continuous_usage=more[_USAGES],
+        session=values[CACHE_KEY],
         unknown=values.unknown,
         **extra,
     )

@@ -1,7 +1,8 @@
 """Load balancing over several Tritons that serve the same models.
 
-A request goes to the replica with the fewest requests in flight, unless another has read the start
-of its prompt before and is hardly busier. A failed replica is excluded until it answers a canary.
+A request goes to the replica with the fewest requests in flight, unless another has answered its
+session, or read the start of its prompt, before and is hardly busier. A failed replica is excluded
+until it answers a canary.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from llmserve.errors import (
     UnreachableError,
 )
 from llmserve.plugin import Address
+from llmserve.runtime.contract import CACHE_SALT
 from llmserve.server import health
 
 _BLOCK = 256
@@ -66,6 +68,8 @@ class _Request:
     model: str
     blocks: Sequence[bytes]
     timeout: float | None
+    session: bytes = b""
+    """A hash of the name of its session, if it has one."""
     sent: float = field(default_factory=time.monotonic)
     tried: list[Replica] = field(default_factory=list)
     started: bool = False
@@ -113,9 +117,15 @@ class Replicas:
         raise errors[0]
 
     async def generate(
-        self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
+        self,
+        model: str,
+        prompt: str = "",
+        *,
+        timeout: float | None = None,
+        session: str = "",
+        **options: Any,
     ) -> Completion:
-        request = _Request(model, self._blocks(model, prompt, options), timeout)
+        request = self._request(model, prompt, options, timeout, session)
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -140,9 +150,15 @@ class Replicas:
                 )
 
     async def stream(
-        self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
+        self,
+        model: str,
+        prompt: str = "",
+        *,
+        timeout: float | None = None,
+        session: str = "",
+        **options: Any,
     ) -> AsyncGenerator[Piece, None]:
-        request = _Request(model, self._blocks(model, prompt, options), timeout)
+        request = self._request(model, prompt, options, timeout, session)
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -165,7 +181,7 @@ class Replicas:
         return any(replica.serves(model) for replica in self.all)
 
     def choose(self, request: _Request) -> Replica:
-        """Return the replica to try next, and remember the blocks that it will have read."""
+        """Return the replica to try next, and remember what it will have read and answered."""
         untried = [replica for replica in self.all if replica not in request.tried]
         candidates = [replica for replica in untried if replica.serves(request.model)] or untried
         trusted = [each for each in candidates if request.model not in each.distrusted]
@@ -173,25 +189,41 @@ class Replicas:
         least = min(replica.running for replica in candidates)
         limit = least + (max(_SLACK, least * _SLACK_SHARE) if request.blocks else 1)
         candidates = [replica for replica in candidates if replica.running < limit]
-        for block in reversed(request.blocks):
-            if matches := [r for r in candidates if r in self._readers.get(block, ())]:
-                candidates = matches
-                break
+        # What a client says belongs together comes before what begins alike.
+        candidates = self._readers_of([request.session], candidates)
+        candidates = self._readers_of(reversed(request.blocks), candidates)
         # The hash breaks ties, so that several gateways agree where a prompt has been read.
-        first = request.blocks[0] if request.blocks else token_bytes(8)
+        first = request.session or (request.blocks[0] if request.blocks else token_bytes(8))
         chosen = min(
             candidates, key=lambda r: (r.running, blake2b(first + r.url.encode()).digest())
         )
-        for block in request.blocks:
+        for block in (*request.blocks, *filter(None, [request.session])):
             self._readers.setdefault(block, set()).add(chosen)
             self._readers.move_to_end(block)
         while len(self._readers) > _MAX_REMEMBERED:
             self._readers.popitem(last=False)
         return chosen
 
-    def _blocks(self, model: str, prompt: str, options: Mapping[str, Any]) -> Sequence[bytes]:
-        # One replica reads all prompts anyway.
-        return blocks(model, prompt, options) if len(self.all) > 1 else ()
+    def _readers_of(self, blocks: Iterable[bytes], among: list[Replica]) -> list[Replica]:
+        """Return which of these have read the first block that any has; all if none has."""
+        for block in blocks:
+            if matches := [each for each in among if each in self._readers.get(block, ())]:
+                return matches
+        return among
+
+    def _request(
+        self,
+        model: str,
+        prompt: str,
+        options: Mapping[str, Any],
+        timeout: float | None,
+        session: str,
+    ) -> _Request:
+        if len(self.all) == 1:
+            # One replica reads all prompts anyway.
+            return _Request(model, (), timeout)
+        name = session_hash(model, session, options)
+        return _Request(model, blocks(model, prompt, options), timeout, name)
 
     def _serving(self, model: str) -> list[Replica]:
         return [replica for replica in self.all if replica.serves(model)] or self.all
@@ -275,6 +307,14 @@ def is_replica_failure(error: LLMServeError) -> bool:
     """Return whether the replica failed, rather than the request."""
     unavailable = isinstance(error, (UnreachableError, ModelNotReadyError))
     return unavailable or health.finding(error) is health.Finding.DIED
+
+
+def session_hash(model: str, session: str, options: Mapping[str, Any]) -> bytes:
+    """Return a hash of a session's name, "" for none: it names no other key's, nor a prompt."""
+    if not session:
+        return b""
+    content = json.dumps([model, options.get(CACHE_SALT), session])
+    return blake2b(content.encode(), digest_size=8, person=b"session").digest()
 
 
 def blocks(model: str, prompt: str, options: Mapping[str, Any]) -> list[bytes]:

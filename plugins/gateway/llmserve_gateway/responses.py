@@ -36,6 +36,7 @@ from llmserve_gateway.fields import (
     text,
 )
 from llmserve_gateway.generation_fields import (
+    CACHE_KEY,
     CONSTRAINTS,
     MODEL,
     REFUSED,
@@ -162,7 +163,8 @@ RESPONSE = Body(
     *REFUSED,
     # Prompts are never cut, and a request that does not fit is refused.
     *ignored("truncation", "stream_options"),
-    *unaffected("metadata", "store"),
+    CACHE_KEY,
+    *unaffected("metadata", "store", CACHE_KEY.name),
 )  # fmt: skip
 
 
@@ -192,6 +194,8 @@ def read_response_request(values: Values) -> ParsedRequest:
         "top_logprobs": top_logprobs or 0,
         "truncation": "disabled",
     }
+    if session := values[CACHE_KEY]:
+        echoed[CACHE_KEY.name] = session
     options |= {**conversation.options, "messages": messages}
     return ParsedRequest(
         model=values[MODEL],
@@ -203,6 +207,7 @@ def read_response_request(values: Values) -> ParsedRequest:
         echoed_fields=echoed,
         state=ResponseState(given.items, values[_PREVIOUS], instructions, values[_STORE]),
         sent=sent,
+        session=session,
         unknown=values.unknown,
     )
 

@@ -97,9 +97,11 @@ class _Exchange:
     async def whole(self) -> None:
         request, record = self.request, self.reply.record
         generate = self.models.client().generate
-        model, timeout = request.model, self.timeout
+        model, timeout, session = request.model, self.timeout, request.session
         tasks = [
-            asyncio.ensure_future(generate(model, prompt, timeout=timeout, **options))
+            asyncio.ensure_future(
+                generate(model, prompt, timeout=timeout, session=session, **options)
+            )
             for prompt, options in request.model_calls()
         ]
         try:
@@ -157,7 +159,7 @@ class _Exchange:
         """Yield the pieces that have arrived by the same time, to be sent in one write."""
         request, stream = self.request, self.models.client().stream
         answers = [
-            stream(request.model, prompt, timeout=self.timeout, **options)
+            stream(request.model, prompt, timeout=self.timeout, session=request.session, **options)
             for prompt, options in request.model_calls()
         ]
         batches = merged(answers)

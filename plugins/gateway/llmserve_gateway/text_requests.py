@@ -70,6 +70,8 @@ class ParsedRequest:
     asked: str = ""
     """What the client calls the model, if not by its name."""
     sent: Mapping[str, str] = field(default_factory=dict)
+    session: str = ""
+    """Names the requests that had better be answered by the same replica."""
     unknown: frozenset[str] = frozenset()
     state: ResponseState | None = None
     """What it says of responses that are kept, in the API that has them."""

@@ -14,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmserve.client import Completion, Computed, ModelInfo, Piece
 from llmserve.errors import LLMServeError, ModelDiedError, RequestRejectedError, UnreachableError
 from llmserve.plugin import Address
+from llmserve.runtime.contract import CACHE_SALT
 from llmserve.server import health
 from llmserve_gateway import replicas
-from llmserve_gateway.replicas import Replicas, _Request, blocks
+from llmserve_gateway.replicas import Replicas, _Request, blocks, session_hash
 from llmserve_gateway.triton_metrics import join_pages
 
 SYSTEM = {"role": "system", "content": "You answer questions from sailors. " * 12}
@@ -26,8 +27,9 @@ def make_replicas(count: int) -> Replicas:
     return Replicas([Address(f"127.0.0.1:{port}") for port in range(1, count + 1)])
 
 
-def make_request(prompt: str = "", **options: Any) -> _Request:
-    return _Request("m", blocks("m", prompt, options), None)
+def make_request(prompt: str = "", session: str = "", **options: Any) -> _Request:
+    name = session_hash("m", session, options)
+    return _Request("m", blocks("m", prompt, options), None, name)
 
 
 def chat(*texts: str) -> _Request:
@@ -60,6 +62,76 @@ def test_a_prompt_returns_to_the_replica_that_has_read_it(count: int, prompt: st
     first = group.choose(make_request(prompt))
     assert group.choose(make_request(prompt)) is first
     assert others.choose(make_request(prompt)).url == first.url, "all gateways choose the same"
+
+
+@given(
+    st.integers(2, 5),
+    st.lists(
+        st.tuples(st.sampled_from(["", "a", "b", "c"]), st.text(max_size=600), st.integers(0, 9)),
+        max_size=60,
+    ),
+)
+def test_a_session_stays_where_it_was_answered_unless_that_is_busier(
+    count: int, requests: list[tuple[str, str, int]]
+) -> None:
+    group = make_replicas(count)
+    answered: dict[str, set[str]] = {}
+    for session, prompt, number in requests:
+        # How busy each is varies from request to request.
+        for place, replica in enumerate(group.all):
+            replica.running = (number * 7 + place * 3) % 5
+        least = min(replica.running for replica in group.all)
+        free = {replica.url for replica in group.all if replica.running < least + 2}
+        chosen = group.choose(make_request(prompt, session)).url
+        assert chosen in free
+        if session:
+            before = answered.setdefault(session, set())
+            assert chosen in before or not before & free
+            before.add(chosen)
+
+
+@given(st.integers(2, 5), st.permutations([(s, p) for s in "abc" for p in "xyz"]))
+def test_all_gateways_choose_the_same_for_a_session_in_whatever_order(
+    count: int, words: list[tuple[str, str]]
+) -> None:
+    requests = [(session, f"{word} of {session}") for session, word in words]
+    group, others = make_replicas(count), make_replicas(count)
+    ours = {
+        session: group.choose(make_request(prompt, session)).url for session, prompt in requests
+    }
+    for session, prompt in requests:
+        assert group.choose(make_request(prompt, session)).url == ours[session]
+    for session, url in ours.items():
+        # One that has seen nothing yet, and is asked something else.
+        assert make_replicas(count).choose(make_request("another", session)).url == url
+        assert others.choose(make_request(session + "w" * 300, session)).url == url
+
+
+def test_a_session_is_of_its_model_and_its_key() -> None:
+    hashes = {
+        session_hash(model, session, {CACHE_SALT: salt} if salt else {})
+        for model in ("m", "n")
+        for session in ("a", "b")
+        for salt in ("", "one", "two")
+    }
+    assert len(hashes) == 12
+    assert session_hash("m", "", {CACHE_SALT: "one"}) == b""
+
+
+def test_a_session_is_asked_of_its_replica_and_its_name_goes_no_further() -> None:
+    async def go() -> None:
+        group = make_replicas(3)
+        clients = [Scripted("a") for _ in group.all]
+        for replica, client in zip(group.all, clients, strict=True):
+            cast(Any, replica).client = client
+        for number in range(4):
+            await group.generate("m", f"{number}" * 300, session="one")
+            assert [p.text async for p in group.stream("m", f"s{number}", session="one")] == ["a"]
+        assert sorted(client.requests for client in clients) == [0, 0, 8]
+        assert not [client.options for client in clients if "session" in client.options]
+        await group.close()
+
+    asyncio.run(go())
 
 
 def test_a_replica_whose_answers_are_wrong_is_asked_if_there_is_no_other() -> None:
@@ -107,6 +179,7 @@ class Scripted:
     def __init__(self, *script: str | LLMServeError) -> None:
         self.script = script
         self.requests = 0
+        self.options: set[str] = set()
 
     async def model(self, name: str) -> ModelInfo:
         return ModelInfo(name, "unary", False, None, {}, {})
@@ -114,15 +187,17 @@ class Scripted:
     async def compute(self, *_: Any, **__: Any) -> Computed:
         return Computed({}, (len((await self.generate()).text),))
 
-    async def stream(self, *_: Any, **__: Any) -> AsyncGenerator[Piece, None]:
+    async def stream(self, *_: Any, **options: Any) -> AsyncGenerator[Piece, None]:
         self.requests += 1
+        self.options |= options.keys()
         for item in self.script:
             if isinstance(item, LLMServeError):
                 raise item
             yield Piece(item)
 
-    async def generate(self, *_: Any, **__: Any) -> Completion:
-        return Completion("".join([piece.text async for piece in self.stream()]), "stop", 1, 1)
+    async def generate(self, *_: Any, **options: Any) -> Completion:
+        texts = [piece.text async for piece in self.stream(**options)]
+        return Completion("".join(texts), "stop", 1, 1)
 
     async def close(self) -> None: ...
 

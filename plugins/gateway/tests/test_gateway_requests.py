@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -159,6 +160,53 @@ def test_what_changes_an_answer_and_cannot_be_had_is_refused(name: str, value: A
         nothings: list[Any] = [None, False, []]
         for nothing in nothings:
             assert not read({**body, name: nothing}).unknown
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (read_chat, CHAT),
+        (read_completion, TEXT),
+        (read_response_request, {"model": "m", "input": "Hi"}),
+    ],
+)
+def test_a_cache_key_names_a_session_and_is_no_option_of_a_model(
+    read: Callable[[Any], Any], body: dict[str, Any]
+) -> None:
+    request = read({**body, "prompt_cache_key": "chat 5"})
+    assert (request.session, request.unknown) == ("chat 5", frozenset())
+    assert request.model_calls() == read(body).model_calls()
+    assert [read({**body, "prompt_cache_key": none}).session for none in (None, "")] == ["", ""]
+    assert read(body).session == ""
+    assert read({**body, "prompt_cache_key": "k" * 512}).session
+    for wrong in ("k" * 513, 5, ["k"], "\ud800"):
+        with pytest.raises(ApiError) as caught:
+            read({**body, "prompt_cache_key": wrong})
+        assert (caught.value.status, caught.value.param) == (400, "prompt_cache_key")
+
+
+def test_anthropics_cache_marks_change_nothing_of_a_prompt() -> None:
+    def body(**mark: Any) -> dict[str, Any]:
+        text = {"type": "text", "text": "Hi", **mark}
+        schema = {"type": "object", "properties": {}}
+        use = {"type": "tool_use", "id": "call_1", "name": "look", "input": {}, **mark}
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": [text], **mark}
+        source = {"type": "text", "media_type": "text/plain", "data": "All of it."}
+        return {
+            "model": "m", "max_tokens": 1, "system": [text], **mark,
+            "tools": [{"name": "look", "input_schema": schema, **mark}],
+            "messages": [
+                {"role": "user", "content": [text, {"type": "document", "source": source, **mark}]},
+                {"role": "assistant", "content": [text, use]},
+                {"role": "user", "content": [result, text]},
+            ],
+        }  # fmt: skip
+
+    plain = read_messages_request(body())
+    for mark in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}):
+        marked = read_messages_request(body(cache_control=mark))
+        assert (marked.options, marked.tools) == (plain.options, plain.tools)
+        assert not marked.unknown
 
 
 def test_each_answer_is_a_separate_model_call() -> None:
