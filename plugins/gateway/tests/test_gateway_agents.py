@@ -141,7 +141,7 @@ def test_an_agent_calls_a_function_and_gets_its_result(
         assert "- get_weather(city: string): Look up the weather.\n" in system["content"]
         assert user == {"role": "user", "content": "How is Tokyo?"}
         assert options.keys() <= {
-            "messages", "max_tokens", "fill_context", "timeout", "x-request-id",
+            "messages", "max_tokens", "fill_context", "timeout", "session", "x-request-id",
         }  # fmt: skip
     assert rest == [
         {"role": "assistant", "content": f"Let me see.\n{CALL}"},
