@@ -10,9 +10,8 @@ from llmserve_openvino.kept_forms import treatment
 
 PROCESS = 370_000_000
 """What Triton and a process of this engine take without a model (measured)."""
-_CONVERTER, _COMPARISON = 500_000_000, 14_500_000
-"""What converting takes, whatever the size, and what each comparison of some layers leaves behind
-(measured)."""
+_CONVERTER = 500_000_000
+"""What converting takes, whatever the size (measured)."""
 _PART, _COMPARED = 300 << 20, 2.7
 """The bytes in float32 of the layers that are compared at once, and what that takes for each of
 their numbers (measured). All else has a piece of a weight in memory at a time."""
@@ -80,14 +79,12 @@ def _converted(size: ModelSize) -> int:
 
     Of the table and of the product of the scores, a few rows are compared, unless all is small.
     """
-    numbers, parts, limit = size.parameters, 1, _PART // _FLOAT32
+    numbers, limit = size.parameters, _PART // _FLOAT32
     if numbers > limit:
         middle = max(0, numbers - size.ends)
         layer = middle // size.layers if size.layers else min(middle, max(limit, size.largest))
-        together = max(1, limit // max(1, layer))
-        numbers = min(middle, together * layer)
-        parts = -(-size.layers // together) if size.layers else 1
-    return _CONVERTER + int(_COMPARED * numbers) + parts * _COMPARISON
+        numbers = min(middle, max(1, limit // max(1, layer)) * layer)
+    return _CONVERTER + int(_COMPARED * numbers)
 
 
 def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:

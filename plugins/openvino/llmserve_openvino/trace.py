@@ -22,6 +22,7 @@ from llmserve_openvino.compare import window
 from llmserve_openvino.own_attention import OwnAttention, tell
 from llmserve_openvino.recurrent_layers import STATE, Recurrence, keeps_states, state_extensions
 from llmserve_openvino.state_tables import ROWS, TABLE
+from llmserve_openvino.workarounds import forget_traces
 
 _LONGEST = 1024
 """How many tokens the text has at most in which a model's own attention is measured."""
@@ -124,12 +125,15 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     mask, positions = torch.ones(2, 5, dtype=torch.long), torch.tensor([[3, 4], [3, 4]])
     tables = [torch.zeros(3, *shape) for shape in cache.recurrence.shapes]
     rows = [torch.tensor(each, dtype=torch.int32) for each in _ROWS] if tables else []
-    with stored.extensions() as extensions:
-        converted = ov.convert_model(
-            Step(model, cache),
-            example_input=(ids, mask, positions, *past, *tables, *rows),
-            extension=[*extensions, *state_extensions()],
-        )
+    try:
+        with stored.extensions() as extensions:
+            converted = ov.convert_model(
+                Step(model, cache),
+                example_input=(ids, mask, positions, *past, *tables, *rows),
+                extension=[*extensions, *state_extensions()],
+            )
+    finally:
+        forget_traces()
     stored.put_packed(converted)
     names = ["input_ids", "attention_mask", "position_ids"]
     state_names = [f"{TABLE}{number}" for number in range(len(tables))] + [*ROWS[: len(rows)]]

@@ -38,7 +38,8 @@ def bench() -> Iterator[Any]:
 MEASURED = {
     # Layers, parameters and those of the two ends in millions, and what a build had of its own.
     "a vocabulary of 128,256, int4": (4, 310, 262.7, 0.67),
-    "3 B, bfloat16": (26, 2816, 196.6, 1.13),
+    "0.5 B, bfloat16": (24, 506.6, 81.9, 0.62),
+    "1 B, bfloat16": (20, 1012, 131.1, 0.57),
 }
 
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from llmserve.graphs import openvino
-from llmserve_openvino.workarounds import internal_operation, keep_halves, read_model
+from llmserve_openvino.workarounds import (
+    forget_traces,
+    internal_operation,
+    keep_halves,
+    read_model,
+)
 
 
 def test_openvino_has_no_public_name_for_paged_attention() -> None:
@@ -66,6 +72,31 @@ def test_weights_in_float16_are_widened_in_memory_unless_they_are_marked() -> No
     taken(is_marked=True)  # What OpenVINO itself takes once.
     assert taken(is_marked=True) < 1.5 * weight.nbytes
     assert taken(is_marked=False) > 2.5 * weight.nbytes
+
+
+class Large(torch.nn.Module):
+    """So many operations that the code of a trace takes megabytes."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for number in range(3000):
+            values = torch.tanh(values * number + 1)
+        return values
+
+
+def test_pytorch_keeps_each_module_that_was_traced() -> None:
+    """Once it does not, ``forget_traces`` is not needed."""
+
+    def kept(*, is_forgotten: bool) -> int:
+        before = anonymous()
+        for _ in range(4):
+            torch.jit.trace(Large(), torch.ones(2), check_trace=False)  # type: ignore[no-untyped-call]
+            if is_forgotten:
+                forget_traces()
+        return anonymous() - before
+
+    kept(is_forgotten=True)  # What is loaded once.
+    forgotten = kept(is_forgotten=True)
+    assert kept(is_forgotten=False) > forgotten + (10 << 20), forgotten
 
 
 def anonymous() -> int:
