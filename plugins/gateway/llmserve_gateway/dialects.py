@@ -16,7 +16,7 @@ from llmserve_gateway.keys import Key
 from llmserve_gateway.model_names import Named
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import EVENTS, Reply, RequestRecord, StreamFormat
-from llmserve_gateway.stored_responses import StoredResponses
+from llmserve_gateway.stored_responses import StoredResponse, StoredResponses
 from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.usage import Usage
 from llmserve_gateway.value_requests import ValueRequest
@@ -40,6 +40,16 @@ class Models:
 
 
 @dataclass(frozen=True, eq=False)
+class Later:
+    """What a client is told of a request that is answered in the background."""
+
+    stored: StoredResponse
+    body: bytes
+    events: bytes
+    """The same as the beginning of a stream."""
+
+
+@dataclass(frozen=True, eq=False)
 class Dialect(ABC, Generic[R]):
     """The request and response formats of one API."""
 
@@ -48,6 +58,11 @@ class Dialect(ABC, Generic[R]):
     """OpenTelemetry's name for it."""
     error_body: Callable[[ApiError], bytes] = ApiError.json
     streams_as: StreamFormat = EVENTS
+
+    def later(self, request: R, record: RequestRecord) -> Later | None:
+        """Return what is answered at once, if nobody waits for the answer."""
+        del request, record
+        return None
 
     async def settled(self, models: Models, key: Key | None, request: R) -> R:
         """Return a request with what it leaves to the gateway."""

@@ -206,6 +206,8 @@ OF_RESPONSES: Sequence[Endpoint[Answer[ResponseRoutes]]] = (
     Endpoint("/v1/responses/{id}", "A response that was kept", ResponseRoutes.get),
     Endpoint("/v1/responses/{id}", "Delete a response that was kept", ResponseRoutes.remove,
              "DELETE"),
+    _posted("/v1/responses/{id}/cancel", "Cancel a response that is answered in the background",
+            ResponseRoutes.cancel),
     Endpoint("/v1/responses/{id}/input_items", "What a response that was kept is to",
              ResponseRoutes.items),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -14,11 +14,12 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, cast
 
-from llmserve.client import ToolFormats
+from llmserve.client import CALL_HEADERS, ToolFormats
 from llmserve.errors import (
     InvalidRequestError,
     LLMServeError,
@@ -37,11 +38,12 @@ from llmserve.runtime.contract import (
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, Party
+from llmserve_gateway.background_responses import BackgroundResponses
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
-from llmserve_gateway.dialects import AnyRequest, Dialect, Models, R, Truncate, with_named
+from llmserve_gateway.dialects import AnyRequest, Dialect, Later, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
 from llmserve_gateway.loads import Loads
@@ -50,10 +52,18 @@ from llmserve_gateway.model_names import ModelNames, Named
 from llmserve_gateway.prompt_limit import check_fits
 from llmserve_gateway.releases.comparison import Heard
 from llmserve_gateway.releases.release import Plan, Tolerances
-from llmserve_gateway.releases.turns import Releases
+from llmserve_gateway.releases.turns import Releases, Turn
 from llmserve_gateway.replicas import Replicas
-from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
-from llmserve_gateway.stored_responses import SqliteStore, StoredResponses
+from llmserve_gateway.reply import (
+    LaterReply,
+    Reply,
+    RequestRecord,
+    Send,
+    request_id,
+    send_nowhere,
+)
+from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponses
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -144,10 +154,8 @@ class _Answering(Generic[R]):
     receive: Receive
     reply: Reply
     dialect: Dialect[R]
-
-
-async def _send_nowhere(message: Any) -> None:
-    del message
+    is_later: bool = False
+    """Whether it is answered in the background: it counts already, and waits for its turn."""
 
 
 class Gateway:
@@ -195,9 +203,11 @@ class Gateway:
             keep_texts=(settings.keep_texts or 0) * 3600,
         )
         self._client: Replicas | None = None
+        self.is_closing = False
         self.responses: StoredResponses | None = None
         if settings.responses:
             self.responses = StoredResponses(SqliteStore(settings.responses))
+        self.background = BackgroundResponses(self.responses) if self.responses else None
         self._models = Models(
             lambda: self.client, self.catalog, self.tools, settings.truncate, self.responses
         )
@@ -224,6 +234,9 @@ class Gateway:
             await client.close()
 
     async def close(self) -> None:
+        self.is_closing = True
+        if self.background is not None:
+            await self.background.close()
         await self.disconnect()
         if self.responses is not None:
             await self.responses.close()
@@ -272,13 +285,16 @@ class Gateway:
         request: AnyRequest,
         timeout: float | None,
         reply: Reply | None = None,
+        *,
+        counts: bool = False,
     ) -> AsyncIterator[None]:
         """Have the model of a request loaded, and keep it, if it is loaded on demand."""
         if self.loads is None:
             yield
             return
         # Who is over its limits has nothing loaded.
-        self._charge(key, request, take=False)
+        if not counts:
+            self._charge(key, request, take=False)
         await self._check_fits(request)
         if isinstance(key, BatchKey):
             holding = self._load_for_batch(self.loads, key, request.model, reply)
@@ -287,7 +303,8 @@ class Gateway:
             party = self._party_of(key)
             holding = self.loads.hold(request.model, timeout, reply, comments=comments, party=party)
         attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
-        with self._held(key, request), attending:
+        held = nullcontext() if counts else self._held(key, request)
+        with held, attending:
             async with holding as waited:
                 if waited:
                     await self._reach(request.model)
@@ -318,11 +335,17 @@ class Gateway:
 
     @asynccontextmanager
     async def admit(
-        self, key: Key | None, request: AnyRequest, timeout: float | None, *, is_again: bool = False
+        self,
+        key: Key | None,
+        request: AnyRequest,
+        timeout: float | None,
+        *,
+        is_again: bool = False,
+        counts: bool = False,
     ) -> AsyncIterator[None]:
         """Hold the slots of a request, within the limits of its key and of the gateway.
 
-        One that is asked again counts already.
+        One that is asked again is charged already, and one that ``counts`` is held as well.
         """
         await self._check_fits(request)
         if isinstance(key, BatchKey):
@@ -330,10 +353,11 @@ class Gateway:
                 self._charge(key, request)
                 yield
             return
-        if not is_again:
+        if not (is_again or counts):
             self._charge(key, request)
         # What waits for its model to be loaded counts since then.
-        held = self._held(key, request) if self.loads is None else nullcontext()
+        is_held = counts or self.loads is not None
+        held = nullcontext() if is_held else self._held(key, request)
         with held:
             parties = self._parties(key, request.model)
             async with self.admission.admit(request.answer_count, timeout, parties):
@@ -390,8 +414,14 @@ class Gateway:
         record = RequestRecord(request_id(headers))
         trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
         reply = Reply(send, record, dialect.error_body, headers, dialect.streams_as)
+        answering = self._answer(scope, headers, receive, send, reply, dialect, trace)
+        await self._record(reply, trace, answering)
+
+    async def _record(self, reply: Reply, trace: Trace | None, answering: Awaitable[None]) -> None:
+        """Have a request answered, say what has gone wrong, and record its outcome."""
+        record = reply.record
         try:
-            await self._answer(scope, headers, receive, reply, dialect, trace)
+            await answering
         except (ClientDisconnected, asyncio.CancelledError, RequestCancelledError):
             record.outcome, record.status = "cancelled", 499
         except ApiError as error:
@@ -416,6 +446,7 @@ class Gateway:
         scope: Mapping[str, Any],
         headers: Mapping[str, str],
         receive: Receive,
+        send: Send,
         reply: Reply,
         dialect: Dialect[R],
         trace: Trace | None,
@@ -432,16 +463,92 @@ class Gateway:
         self.warn_unknown(request.unknown)
         self.check_model(key, Named(request.model, request.adapter).full)
         address = (scope.get("client") or [""])[0]
-        turn = self.releases.begin(request, key, content, address)
         answering = _Answering(key, headers, receive, reply, dialect)
+        begin = partial(self.releases.begin, request, key, content, address)
+        if (later := dialect.later(request, record)) is None:
+            await self._take_turn(answering, request, begin())
+        else:
+            await self._answer_later(answering, request, begin, send, later)
+
+    async def _take_turn(self, answering: _Answering[R], request: R, turn: Turn | None) -> None:
+        """Have the build of a model answer whose turn it is."""
+        respond = self._respond_in_time if answering.is_later else self._respond
         if turn is None:
-            await self._respond(answering, request)
+            await respond(answering, request)
             return
         await turn.answer(
-            reply,
-            lambda asked, again: self._respond(answering, cast(R, asked), is_again=again),
-            lambda asked: self._ask_aside(key, dialect, cast(R, asked)),
+            answering.reply,
+            lambda asked, again: respond(answering, cast(R, asked), is_again=again),
+            lambda asked: self._ask_aside(answering.key, answering.dialect, cast(R, asked)),
         )
+
+    async def _answer_later(
+        self,
+        client: _Answering[R],
+        request: R,
+        begin: Callable[[], Turn | None],
+        send: Send,
+        later: Later,
+    ) -> None:
+        """Tell a client that its request is kept, and answer that in the background."""
+        assert self.background is not None  # noqa: S101
+        key, headers, dialect = client.key, client.headers, client.dialect
+        record = RequestRecord(client.reply.record.id, key=client.reply.record.key)
+        reply = LaterReply(record, partial(self.background.fail, later.stored), headers)
+        answering = _Answering(key, headers, _never, reply, dialect, is_later=True)
+        self.timeout(headers)
+        if self.loads is None:
+            # What no model could answer is refused now.
+            self._check(await self.catalog.info(request.model), request)
+        await self._check_fits(request)
+        self._charge(key, request)
+        limits = self.keys.headers(key) if key and self.keys else {}
+
+        async def answer() -> None:
+            # Its span is not within that of its client's request.
+            CALL_HEADERS.set(())
+            trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
+            if trace is not None:
+                trace.set_request(request)
+            if request.stream:
+                await reply.open(send, limits, later.events)
+            reply.error_event = dialect.failure_of(request, record)
+            await self._record(reply, trace, self._take_turn(answering, request, begin()))
+            if not reply.has_ended:
+                what = ApiError(503, "the response was cancelled", code="cancelled")
+                await reply.fail(INTERRUPTED if self.is_closing else what)
+
+        answered = await self.background.begin(later.stored, self._held(key, request), answer)
+        client.reply.record.outcome = "queued"
+        if not request.stream:
+            client.reply.headers = limits
+            await client.reply.send_body(later.body)
+            return
+        client.reply.record.status = 200
+        leaving = asyncio.ensure_future(_leave(client.receive))
+        try:
+            await asyncio.wait({answered, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            reply.leave()
+
+    async def _respond_in_time(
+        self, answering: _Answering[R], request: R, *, is_again: bool = False
+    ) -> None:
+        """Have a model answer when there is room for it, however long others are before."""
+        record, timeout = answering.reply.record, self.timeout(answering.headers)
+        while True:
+            try:
+                await self._respond(answering, request, is_again=is_again)
+                return
+            except (ApiError, RequestRejectedError) as error:
+                said = error if isinstance(error, ApiError) else from_llmserve(error)
+                if said.status != 429 or record.first_output is not None:
+                    raise
+            seconds = float(said.headers.get("retry-after", 1))
+            if timeout is not None and time.perf_counter() + seconds > record.arrived + timeout:
+                raise ApiError(504, f"no slot was free for {timeout:g} s", code="timeout")
+            await asyncio.sleep(seconds)
 
     async def _respond(
         self, answering: _Answering[R], request: R, *, is_again: bool = False
@@ -457,20 +564,18 @@ class Gateway:
         # its model is loaded it has none, which others need.
         async with (
             _cancel_on_disconnect(receive, reply),
-            self.load(key, request, timeout, reply),
-            self.admit(key, request, timeout, is_again=is_again),
+            self.load(key, request, timeout, reply, counts=answering.is_later),
+            self.admit(key, request, timeout, is_again=is_again, counts=answering.is_later),
         ):
             record.admitted = time.perf_counter()
-            if key and self.keys and not isinstance(key, BatchKey):
+            if key and self.keys and not isinstance(key, BatchKey) and not answering.is_later:
                 reply.headers = self.keys.headers(key)
             # Lines of batches wait for each other, which takes nothing of their time.
             if timeout is not None and not isinstance(key, BatchKey):
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
-            check_task(info, request.tasks, self._places)
-            check_images(info, request)
-            check_adapter(info, request)
+            self._check(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             self._keep_apart(key, info, request)
@@ -487,6 +592,11 @@ class Gateway:
                     self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
 
+    def _check(self, info: ModelInfo, request: AnyRequest) -> None:
+        check_task(info, request.tasks, self._places)
+        check_images(info, request)
+        check_adapter(info, request)
+
     def _keep_apart(self, key: Key | None, info: ModelInfo, request: AnyRequest) -> None:
         """Have a request find only what is kept of its own key's prompts, if it is to.
 
@@ -500,7 +610,7 @@ class Gateway:
 
         A model that is not loaded is not loaded for it.
         """
-        reply = Reply(_send_nowhere, RequestRecord(request_id({})))
+        reply = Reply(send_nowhere, RequestRecord(request_id({})))
         reply.answers = []
         loads, timeout = self.loads, self.settings.request_timeout
         held = nullcontext() if loads is None else loads.hold_if_loaded(request.model)
@@ -578,6 +688,17 @@ def check_images(info: ModelInfo, request: AnyRequest) -> None:
         raise bad_request(what, "messages", "unsupported_parameter")
 
 
+async def _never() -> Any:
+    """Receive nothing of a client, as there is none."""
+    await asyncio.get_running_loop().create_future()
+
+
+async def _leave(receive: Receive) -> None:
+    """Return when a client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @asynccontextmanager
 async def _cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
     """Cancel the block when the client disconnects before it has its whole response."""
@@ -587,8 +708,7 @@ async def _cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator
 
     async def listen() -> None:
         nonlocal disconnected
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _leave(receive)
         # The server says the same of a client that stays, once it has been answered.
         if not reply.has_ended:
             disconnected = True

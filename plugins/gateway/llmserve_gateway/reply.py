@@ -174,3 +174,40 @@ class Reply:
                 "headers": [*headers, *more, *self._ids],
             }
         )
+
+
+async def send_nowhere(message: Any) -> None:
+    del message
+
+
+class LaterReply(Reply):
+    """Says what becomes of a request that nobody waits for; a client may read along for a while."""
+
+    def __init__(
+        self,
+        record: RequestRecord,
+        fail: Callable[[ApiError], Awaitable[None]],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(self._pass_on, record, headers=headers)
+        self._fail = fail
+        self._reader: Send = send_nowhere
+
+    async def open(self, send: Send, headers: Mapping[str, str], events: bytes) -> None:
+        """Have a client read along."""
+        self._reader, self.headers = send, headers
+        await self.start_stream(events)
+
+    def leave(self) -> None:
+        """Send no more to the client, which has gone."""
+        self._reader = send_nowhere
+
+    async def fail(self, error: ApiError) -> None:
+        await self._fail(error)
+        await super().fail(error)
+
+    async def _pass_on(self, message: Any) -> None:
+        try:
+            await self._reader(message)
+        except OSError:
+            self.leave()

@@ -37,7 +37,14 @@ class ResponseRoutes:
     async def remove(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["id"]
         await self._kept.remove(owner_of(key), name)
+        self._stop(name)
         return json_response({"id": name, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request, key: Key | None) -> Response:
+        cancelled = await self._kept.cancel(owner_of(key), request.path_params["id"])
+        if cancelled.status == "cancelled":
+            self._stop(cancelled.id)
+        return json_response(cancelled.response)
 
     async def items(self, request: Request, key: Key | None) -> Response:
         """Return the items of the input, the newest first unless a request says otherwise."""
@@ -57,6 +64,10 @@ class ResponseRoutes:
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         more = {"first_id": first, "last_id": last, "has_more": len(page) < len(items)}
         return json_response({"object": "list", "data": page, **more})
+
+    def _stop(self, id: str) -> None:
+        if self._gateway.background is not None:
+            self._gateway.background.stop(id)
 
     async def _find(self, request: Request, key: Key | None) -> StoredResponse:
         return await self._kept.find(owner_of(key), request.path_params["id"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmserve.client import Completion, Logprob, Piece, ToolCall, Tools, ToolsError
+from llmserve.client import Completion, Logprob, ModelInfo, Piece, ToolCall, Tools, ToolsError
 from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway.conversations import (
     CONTENT,
@@ -18,13 +18,14 @@ from llmserve_gateway.conversations import (
     message_schema,
     read_messages,
 )
-from llmserve_gateway.dialects import Models
+from llmserve_gateway.dialects import Later, Models
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     STRING,
     Body,
     Field,
     Values,
+    flag,
     ignored,
     length,
     mapping,
@@ -49,9 +50,9 @@ from llmserve_gateway.generation_fields import (
     sampling,
     unaffected,
 )
-from llmserve_gateway.keys import Key
+from llmserve_gateway.keys import BatchKey, Key
 from llmserve_gateway.openai_answers import dump, dump_text, token_json
-from llmserve_gateway.reply import RequestRecord
+from llmserve_gateway.reply import Reply, RequestRecord
 from llmserve_gateway.stored_responses import (
     Item,
     ResponseState,
@@ -139,6 +140,9 @@ _INCLUDE: Field[list[str]] = Field(
 )  # fmt: skip
 
 _STORE = said("store", "Whether the response is kept; so it is if not sent, where any are.")
+_BACKGROUND = flag(
+    "background", "Whether the answer is not waited for: it is kept, and asked for by its id."
+)
 _PREVIOUS = text("previous_response_id", "The response that the conversation goes on from.")
 
 RESPONSE = Body(
@@ -158,7 +162,7 @@ RESPONSE = Body(
     _STORE,
     _PREVIOUS,
     *refused("this server keeps no conversations: send previous_response_id", "conversation"),
-    *refused("this server answers at once: send a batch, or wait", "background"),
+    _BACKGROUND,
     *refused("this server stores no prompts: send instructions and input", "prompt"),
     *REFUSED,
     # Prompts are never cut, and a request that does not fit is refused.
@@ -184,8 +188,10 @@ def read_response_request(values: Values) -> ParsedRequest:
         options["max_tokens"] = most
     tools = _tools(values, messages)
     thinking = Thinking(effort=values[_REASONING][_EFFORT])
+    if (background := values[_BACKGROUND]) and values[_STORE] is False:
+        raise bad_request("background: what is answered later is kept: leave store out", "store")
     echoed = {
-        "background": False,
+        "background": background,
         "instructions": instructions,
         "metadata": values[_METADATA] or {},
         "reasoning": {"effort": thinking.effort, "summary": None},
@@ -205,7 +211,9 @@ def read_response_request(values: Values) -> ParsedRequest:
         tools=tools,
         thinking=thinking,
         echoed_fields=echoed,
-        state=ResponseState(given.items, values[_PREVIOUS], instructions, values[_STORE]),
+        state=ResponseState(
+            given.items, values[_PREVIOUS], instructions, values[_STORE], background=background
+        ),
         sent=sent,
         session=session,
         unknown=values.unknown,
@@ -309,6 +317,9 @@ class ResponseDialect(TextDialect):
         if state is None:
             return request
         if kept is None:
+            if state.background:
+                what = "background: this server keeps no responses: wait, or send a batch"
+                raise bad_request(what, "background")
             if name := state.refers_by:
                 what = f"{name}: this server keeps no responses: send the conversation in input"
                 raise bad_request(what, name)
@@ -323,21 +334,50 @@ class ResponseDialect(TextDialect):
             options = {**options, **conversation.options, "messages": messages}
             state = replace(state, input=items)
         if state.wanted is not False and not (key and key.stateless):
-            state = replace(state, id=new_id(), owner=owner)
+            state = replace(state, id=new_id(), owner=owner, created=int(time.time()))
+        if state.background and (not state.id or isinstance(key, BatchKey)):
+            what = "a batch is answered in the background" if state.id else "this key keeps nothing"
+            raise bad_request(f"background: {what}", "background")
         return replace(request, options=options, state=state)
 
+    def later(self, request: ParsedRequest, record: RequestRecord) -> Later | None:
+        state = request.state
+        if not (state and state.background):
+            return None
+        writer = ResponsesWriter(request, record)
+        return Later(_stored(state, writer.queued), dump(writer.queued), writer.queued_events())
+
+    async def begin(
+        self,
+        models: Models,
+        info: ModelInfo,
+        request: ParsedRequest,
+        reply: Reply,
+        timeout: float | None,
+    ) -> tuple[Usage, Awaitable[None]]:
+        if (state := request.state) and state.background:
+            begun = {**ResponsesWriter(request, reply.record).queued, "status": "in_progress"}
+            await self._write(models, _stored(state, begun))
+        return await super().begin(models, info, request, reply, timeout)
+
     async def keep(self, models: Models, request: ParsedRequest, writer: ResponseWriter) -> None:
-        state, kept = request.state, models.responses
-        if not state or not state.id or kept is None or not isinstance(writer, ResponsesWriter):
+        state = request.state
+        if not state or not state.id or not isinstance(writer, ResponsesWriter):
             return
-        answer = writer.response()
+        await self._write(models, _stored(state, writer.response()))
+
+    async def _write(self, models: Models, stored: StoredResponse) -> None:
+        assert models.responses is not None  # noqa: S101
+        write = models.responses.update if stored.is_of_background else models.responses.add
         try:
-            await kept.add(
-                StoredResponse(state.id, state.owner, state.input, answer, state.previous)
-            )
+            await write(stored)
         except sqlite3.Error as error:
             # Its client has the answer all the same, and the next request is told.
-            log.error("the response %s could not be kept: %s", state.id, error)
+            log.error("the response %s could not be kept: %s", stored.id, error)
+
+
+def _stored(state: ResponseState, response: Mapping[str, Any]) -> StoredResponse:
+    return StoredResponse(state.id, state.owner, state.input, response, state.previous)
 
 
 class ResponsesWriter:
@@ -345,7 +385,9 @@ class ResponsesWriter:
 
     def __init__(self, request: ParsedRequest, record: RequestRecord) -> None:
         self.usage = Usage(1, 1)
-        self._sequence_number = 0
+        self._is_queued = bool(request.state and request.state.background)
+        # The first two events have been sent before.
+        self._sequence_number = 2 if self._is_queued else 0
         self._truncated = False
         state = request.state
         # What is kept has an id that nobody guesses, and no client has chosen.
@@ -365,7 +407,7 @@ class ResponsesWriter:
         self._response: dict[str, Any] = {
             "id": f"resp_{self._id}",
             "object": "response",
-            "created_at": int(time.time()),
+            "created_at": (state and state.created) or int(time.time()),
             "status": "in_progress",
             "model": request.called,
             "output": [],
@@ -394,9 +436,21 @@ class ResponsesWriter:
         self._output += map(self._call, calls)
         return dump(self.response())
 
+    @property
+    def queued(self) -> dict[str, Any]:
+        """The response before anything is done for it."""
+        return {**self._response, "status": "queued"}
+
+    def queued_events(self) -> bytes:
+        self._sequence_number = 0
+        kinds = ("response.created", "response.queued")
+        return b"".join(self._event(kind, response=self.queued) for kind in kinds)
+
     def opening(self, piece: Piece) -> bytes:
         del piece
-        start = self._event("response.created", response=self._response)
+        start = b""
+        if not self._is_queued:
+            start = self._event("response.created", response=self._response)
         start += self._event("response.in_progress", response=self._response)
         # It may not be known yet whether the answer has any text, or what comes before.
         return start if self._has_parts else start + self._start_item(self._message(""))

@@ -1,48 +1,32 @@
-"""Responses that are kept, so that later requests may go on from them: in a database of SQLite."""
+"""Responses that are kept, so that later requests may go on from them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import secrets
-import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from llmserve_gateway.batches.folder import EVERYONE, check_folder
-from llmserve_gateway.errors import ApiError
+from llmserve_gateway.batches.folder import EVERYONE
+from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.keys import Key
 
 T = TypeVar("T")
 Item = Mapping[str, Any]
 """An item of the input or of the output, as clients send and get it."""
 
-_FILE = "responses.sqlite3"
 _DAY = 86400
+_UNFINISHED, _ANSWERED = ("queued", "in_progress"), ("completed", "incomplete")
+INTERRUPTED = ApiError(
+    503, "the gateway ended before it had answered: ask again", code="interrupted"
+)
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 _ITEM = re.compile(r"[a-z]{2,3}_([0-9a-f]{48})(?:_[0-9]{1,9})?")
-_SECONDS = 10.0
-"""How long a gateway waits for another one that writes to the same database."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, created REAL NOT NULL,
-    size INTEGER NOT NULL, input TEXT NOT NULL, response TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS of_owner ON responses (owner, created);
-CREATE INDEX IF NOT EXISTS by_age ON responses (created);
-CREATE TABLE IF NOT EXISTS sizes (owner TEXT PRIMARY KEY, size INTEGER NOT NULL);
-CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
-    INSERT INTO sizes VALUES (new.owner, new.size)
-        ON CONFLICT (owner) DO UPDATE SET size = size + new.size; END;
-CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
-    UPDATE sizes SET size = size - old.size WHERE owner = old.owner; END;
-"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +44,26 @@ class StoredResponse:
         """What the request and its answer add to a conversation."""
         return [*self.input, *self.response["output"]]
 
+    @property
+    def status(self) -> str:
+        return str(self.response.get("status", "completed"))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is still to be answered, in the background."""
+        return self.status in _UNFINISHED
+
+    @property
+    def is_of_background(self) -> bool:
+        return self.response.get("background") is True
+
+    def ended(self, status: str, error: Mapping[str, Any] | None = None) -> StoredResponse:
+        return replace(self, response={**self.response, "status": status, "error": error})
+
+    def failed(self, error: ApiError) -> StoredResponse:
+        code = error.code or error.type
+        return self.ended("failed", {"code": code, "message": error.message})
+
 
 @dataclass(frozen=True)
 class ResponseState:
@@ -73,6 +77,10 @@ class ResponseState:
     id: str = ""
     """Under which id it is kept; "" if it is not."""
     owner: str = ""
+    created: int = 0
+    """When it was asked for, if it is kept."""
+    background: bool = False
+    """Whether nobody waits for the answer."""
 
     @property
     def refers_by(self) -> str | None:
@@ -92,84 +100,30 @@ class StoreLimits:
     conversation: int = 16 << 20
     """How large the responses are together that a request goes on from."""
     turns: int = 10_000
+    unfinished: int = 100
+    """How many responses of a key wait for their answer, or get it, in the background."""
 
 
 class ResponseStore(Protocol):
     """Keeps responses; those of an owner are nobody else's. All calls may block."""
 
     def add(self, stored: StoredResponse) -> None: ...
+
+    def begin(self, stored: StoredResponse) -> bool:
+        """Add one that this gateway is to finish, unless its owner has too many of them.
+
+        Of what a gateway has not finished before it ended, others say that it has failed.
+        """
+
+    def update(self, stored: StoredResponse) -> bool:
+        """Change what a response says; return whether it was unfinished until now."""
+
+    def unfinished(self) -> set[str]:
+        """Return the ids of those that this gateway has to finish."""
+
     def get(self, owner: str, id: str) -> StoredResponse | None: ...
     def remove(self, owner: str, id: str) -> bool: ...
     def close(self) -> None: ...
-
-
-class SqliteStore:
-    """A database in a folder that nobody else may read; several gateways may share it."""
-
-    def __init__(self, folder: Path, limits: StoreLimits | None = None) -> None:
-        check_folder(folder, "--responses")
-        self.limits = limits or StoreLimits()
-        path = folder / _FILE
-        # SQLite gives the files beside it the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        path.chmod(0o600)
-        self._database = sqlite3.connect(path, timeout=_SECONDS, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        # What has been answered is on the disk, and what has been removed is not.
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute("PRAGMA secure_delete = ON")
-        self._database.executescript(_SCHEMA)
-
-    def add(self, stored: StoredResponse) -> None:
-        # ASCII, as a text may have what no encoding of the database takes.
-        given, answered = json.dumps([*stored.input]), json.dumps(dict(stored.response))
-        size, now = len(given) + len(answered), time.time()
-        row = (stored.id, stored.owner, stored.previous, now, size, given, answered)
-        with self._database as database:
-            database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            database.execute("DELETE FROM responses WHERE created < ?", (now - self.limits.age,))
-            self._trim(stored.owner, stored.id)
-
-    def _trim(self, owner: str, newest: str) -> None:
-        """Remove the oldest responses of an owner that has too much, but never the newest."""
-        execute = self._database.execute
-        ((size,),) = execute("SELECT size FROM sizes WHERE owner = ?", (owner,)).fetchall()
-        if size <= self.limits.bytes_per_key:
-            return
-        oldest = execute(
-            "SELECT id, size FROM responses WHERE owner = ? AND id != ? ORDER BY created",
-            (owner, newest),
-        )
-        gone = []
-        for id, each in oldest:
-            if size <= self.limits.bytes_per_key:
-                break
-            gone.append((id,))
-            size -= each
-        self._database.executemany("DELETE FROM responses WHERE id = ?", gone)
-
-    def get(self, owner: str, id: str) -> StoredResponse | None:
-        since = time.time() - self.limits.age
-        found = self._database.execute(
-            "SELECT input, response, previous FROM responses "
-            "WHERE id = ? AND owner = ? AND created >= ?",
-            (id, owner, since),
-        ).fetchone()
-        if found is None:
-            return None
-        given, answered, previous = found
-        return StoredResponse(id, owner, json.loads(given), json.loads(answered), previous)
-
-    def remove(self, owner: str, id: str) -> bool:
-        with self._database as database:
-            of = (id, owner)
-            return (
-                database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", of).rowcount
-                > 0
-            )
-
-    def close(self) -> None:
-        self._database.close()
 
 
 class StoredResponses:
@@ -186,6 +140,29 @@ class StoredResponses:
 
     async def add(self, stored: StoredResponse) -> None:
         await self._in_thread(partial(self._store.add, stored))
+
+    async def begin(self, stored: StoredResponse) -> None:
+        """Keep a response that is to be answered in the background."""
+        if not await self._in_thread(partial(self._store.begin, stored)):
+            what = "too many responses of this key wait in the background: cancel some, or wait"
+            raise ApiError(429, what, code="too_many_in_background", headers={"retry-after": "5"})
+
+    async def update(self, stored: StoredResponse) -> bool:
+        """Change a response that is being answered; there is none if it has been cancelled."""
+        return await self._in_thread(partial(self._store.update, stored))
+
+    async def unfinished(self) -> set[str]:
+        return await self._in_thread(self._store.unfinished)
+
+    async def cancel(self, owner: str, id: str) -> StoredResponse:
+        """Return a response as it is when it has been cancelled; what has ended stays as it is."""
+        found = await self.find(owner, id)
+        if not found.is_of_background:
+            raise bad_request("only a response that was asked with background: true is cancelled")
+        if found.is_unfinished:
+            await self.update(found.ended("cancelled"))
+            return await self.find(owner, id)
+        return found
 
     async def find(self, owner: str, id: str) -> StoredResponse:
         """Return a response of an owner; to all others there is none."""
@@ -218,6 +195,10 @@ class StoredResponses:
             found = self._store.get(owner, name) if _ID.fullmatch(name) else None
             if found is None:
                 raise KeyError(name)
+            if found.status not in _ANSWERED:
+                what = f"previous_response_id: the response {name!r} is {found.status}"
+                code = "previous_response_not_completed"
+                raise ApiError(400, what, param="previous_response_id", code=code)
             turns.append(found.items)
             size += len(json.dumps(found.items))
             if size > self._limits.conversation or len(turns) > self._limits.turns:

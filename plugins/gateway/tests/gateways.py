@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import openai
 from starlette.applications import Starlette
 
 from llmserve.client import CALL_HEADERS, Completion, ModelInfo, Piece
@@ -77,6 +78,16 @@ class Triton:
 def app_before(triton: Any, settings: Settings | None = None) -> Starlette:
     """Return the application of a gateway in front of something that answers as Triton's client."""
     return make_app(settings or Settings(NO_TRITON), connect=lambda _: triton)
+
+
+def client_of(app: Any, key: str) -> openai.AsyncOpenAI:
+    """Return OpenAI's own client of a gateway in this process."""
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app))
+    client = openai.AsyncOpenAI(
+        base_url="http://gateway/v1", api_key=key, http_client=http, max_retries=0
+    )
+    client.app = app  # type: ignore[attr-defined]
+    return client
 
 
 def request_via(

@@ -53,7 +53,7 @@ from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import BatchKey, hash_key, new_key, read_keys
 
-from .gateways import NO_TRITON, Triton, app_before, gateway_process
+from .gateways import NO_TRITON, Triton, app_before, client_of, gateway_process
 
 Work = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 
@@ -126,15 +126,6 @@ async def serving(
     app = app_before(model, settings)
     async with app.router.lifespan_context(app):
         yield client_of(app, key)
-
-
-def client_of(app: Any, key: str) -> openai.AsyncOpenAI:
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app))
-    client = openai.AsyncOpenAI(
-        base_url="http://gateway/v1", api_key=key, http_client=http, max_retries=0
-    )
-    client.app = app  # type: ignore[attr-defined]
-    return client
 
 
 def run(model: Model, settings: Settings, work: Work, **more: Any) -> None:

@@ -638,3 +638,30 @@ def test_lines_that_wait_take_no_place_of_others_in_the_queue(
             assert await answered(client, batch) == 3
 
     in_time(go())
+
+
+def test_a_response_in_the_background_loads_its_model(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "broken")
+        serve.gate.clear()
+        kept = tmp_path / "kept"
+        async with front(serve, tmp_path, responses=kept) as (client, gateway):
+            body = {"input": "Hi", "background": True}
+            begun = [(await client.post("/v1/responses", json={"model": name, **body})).json()
+                     for name in ("broken", "a")]  # fmt: skip
+            assert [each["status"] for each in begun] == ["queued", "queued"]
+            assert serve.history == []
+            serve.gate.set()
+            final: list[Any] = []
+            for each in begun:
+                path = f"/v1/responses/{each['id']}"
+                while (found := (await client.get(path)).json())["status"] in (
+                    "queued", "in_progress",
+                ):  # fmt: skip
+                    await asyncio.sleep(0.01)
+                final.append(found)
+            assert [each["status"] for each in final] == ["failed", "completed"]
+            assert "no weights" in final[0]["error"]["message"]
+            await gateway.close()
+
+    asyncio.run(go())

@@ -20,12 +20,8 @@ from llmserve.errors import UsageError
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from llmserve_gateway.stored_responses import (
-    SqliteStore,
-    StoredResponse,
-    StoreLimits,
-    new_id,
-)
+from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.stored_responses import StoredResponse, StoreLimits, new_id
 
 from .gateways import NO_TRITON, Triton
 
@@ -266,7 +262,8 @@ def test_what_was_added_is_there_after_a_kill(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 from pathlib import Path
-from llmserve_gateway.stored_responses import SqliteStore, StoredResponse
+from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.stored_responses import StoredResponse
 store = SqliteStore(Path({str(tmp_path / "kept")!r}))
 for number in range(20):
     id = f"resp_{{number:048x}}"
