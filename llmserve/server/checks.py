@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from llmserve.repository.repository import Repository
 from llmserve.server.find.embedded import find_embedded, missing_backends
 from llmserve.server.find.launch import find_binary, find_docker
 from llmserve.server.keep.desired import OnDemand
-from llmserve.server.run.machine import note_of_memory, shortages
+from llmserve.server.run.machine import note_of_guesses, note_of_memory, shortages
 from llmserve.server.settings import ServerSettings, port_problems
 from llmserve.server.tracing import traces_url
 
@@ -63,6 +63,8 @@ def check_settings(
             # Before its models are those that are loaded at the start.
             if refused := check_runtime(settings, settings.opened):
                 problems.append(Problem.of(refused))
+            if note := note_of_guesses(settings):
+                notify(f"note: {note}")
             settings = at_start(settings, settings.opened, on_demand)
     problems += find_problems(settings)
     if is_there and (note := note_of_memory(settings)):
@@ -146,6 +148,7 @@ def find_problems(settings: ServerSettings) -> list[Problem]:
         for name in settings.models
         if name not in settings.opened.models
     ]
+    problems += _text_problems(settings)
     if settings.otlp_endpoint:
         try:
             traces_url(settings.otlp_endpoint)
@@ -156,6 +159,23 @@ def find_problems(settings: ServerSettings) -> list[Problem]:
     if settings.runtime in ("embedded", "binary"):
         problems += shortages(settings)
     return problems
+
+
+def _text_problems(settings: ServerSettings) -> Iterator[Problem]:
+    """Yield which texts in and out of others' models are no tensors of these."""
+    for name, texts in settings.texts.items():
+        model = settings.opened.models.get(name)
+        if model is None or model.config is None:
+            continue
+        sides = zip(
+            ("input", "output"), texts, (model.config.input, model.config.output), strict=True
+        )
+        for key, text, side in sides:
+            tensors = [tensor.name for tensor in side]
+            # Without any, Triton asks the model itself for them.
+            if tensors and text not in tensors:
+                what = f"models.{name}.{key} of llmserve.toml: it has no {key} {text!r}"
+                yield Problem(name, what, near(text, tensors), code="config")
 
 
 def with_dependents(repository: Repository, failed: Mapping[str, str]) -> dict[str, str]:

@@ -168,24 +168,35 @@ class TritonPythonModel:
             responses.append(pb.InferenceResponse([pb.Tensor("ANSWER", answer)]))
         return responses
 """
+_SHOUTER = """
+backend: "python"
+input { name: "PROMPT" data_type: TYPE_STRING dims: [1] }
+output { name: "ANSWER" data_type: TYPE_STRING dims: [1] }
+instance_group { kind: KIND_CPU }
+"""
 
 
-def test_a_hand_written_model_goes_on_and_is_reached_by_three_lines(tmp_path: Path) -> None:
+@pytest.fixture
+def shouter(tmp_path: Path) -> Path:
+    """A file that declares a hand-written model in three lines."""
     model = tmp_path / "old/shouter"
     (model / "1").mkdir(parents=True)
     (model / "1/model.py").write_text(_SHOUTS, encoding="utf-8")
-    config = (
-        'backend: "python"\ninput { name: "PROMPT" data_type: TYPE_STRING dims: [1] }\n'
-        'output { name: "ANSWER" data_type: TYPE_STRING dims: [1] }\n'
-        "instance_group { kind: KIND_CPU }"
-    )
-    (model / "config.pbtxt").write_text(config, encoding="utf-8")
+    (model / "config.pbtxt").write_text(_SHOUTER, encoding="utf-8")
     file = tmp_path / "llmserve.toml"
     file.write_text(
         'repository = "old"\n[models.shouter]\ninput = "PROMPT"\noutput = "ANSWER"\n',
         encoding="utf-8",
     )
-    with closing(Serving("--config", str(file))) as serve:
+    return file
+
+
+@pytest.mark.parametrize("when", ["at the start", "on demand"])
+def test_a_hand_written_model_goes_on_and_is_reached_by_three_lines(
+    shouter: Path, when: str
+) -> None:
+    on_demand = ["--on-demand"] if when == "on demand" else []
+    with closing(Serving("--config", str(shouter), *on_demand)) as serve:
         url = f"http://{serve.frontend[0]}/v1"
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         assert [each.id for each in client.models.list()] == ["shouter"]
@@ -196,4 +207,10 @@ def test_a_hand_written_model_goes_on_and_is_reached_by_three_lines(tmp_path: Pa
         assert serve.client.generate("shouter", "hello").text == "HELLO"
         asked = run("query", "shouter", "hello", "--url", serve.url)
         assert asked.stdout.strip() == "HELLO"
-    assert (model / "config.pbtxt").read_text(encoding="utf-8") == config
+        if on_demand:
+            assert run("unload", "shouter", "--url", serve.url).returncode == 0
+            assert [each.id for each in client.models.list()] == ["shouter"], "it is still offered"
+            again = client.completions.create(model="shouter", prompt="again")
+            assert again.choices[0].text == "AGAIN"
+    config = (shouter.parent / "old/shouter/config.pbtxt").read_text(encoding="utf-8")
+    assert config == _SHOUTER

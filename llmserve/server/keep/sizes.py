@@ -12,7 +12,7 @@ from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.memory import ModelMemory, TritonMemory
 from llmserve.server.keep.observe import RunningTriton
-from llmserve.server.run.machine import expected_memory
+from llmserve.server.run.machine import expected_memory, first_memory
 
 _MEASURED_EVERY = 1.0
 """Seconds between two measurements."""
@@ -36,6 +36,7 @@ class Sizes:
         self._running = running
         self._memory = memory
         self._repository = Repository.open(running[0].settings.repository)
+        self._texts = running[0].settings.texts
         self._names: tuple[str, ...] = ()
         self._alive: list[set[str]] = []
         self._builds: dict[str, _Build] = {}
@@ -76,7 +77,7 @@ class Sizes:
         build = self._builds.get(name) or self._build(name)
         if build not in self._expected:
             names = self._repository.with_parts([name])
-            each = (expected_memory(self._repository.model(part)) for part in names)
+            each = (first_memory(self._repository.model(part)) for part in names)
             self._expected[build] = float(sum(each) * len(self._memory))
         return max(self._expected[build], self._most[build])
 
@@ -86,12 +87,14 @@ class Sizes:
             # Nothing is known of one that cannot be read.
             return GENERATE
         inputs, outputs = ({each.name for each in side} for side in (config.input, config.output))
-        if TEXT_INPUT.name not in inputs:
+        # What llmserve.toml says of one that others wrote is not in its own configuration.
+        text_input, text_output = self._texts.get(name, (TEXT_INPUT.name, TEXT_OUTPUT.name))
+        if text_input not in inputs:
             return ""
         declared = (
             config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
         )
-        return declared or (GENERATE if TEXT_OUTPUT.name in outputs else "")
+        return declared or (GENERATE if text_output in outputs else "")
 
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that a model has in its folder."""

@@ -104,6 +104,22 @@ def note_of_memory(settings: ServerSettings, root: Path = Path("/")) -> str | No
     )
 
 
+def note_of_guesses(settings: ServerSettings) -> str | None:
+    """Return a note if models were not built by llmserve, so that their memory is guessed."""
+    guessed = {
+        model.name: first_memory(model) * settings.replicas
+        for model in _served(settings)
+        if not model.manifest and model.is_python
+    }
+    if not guessed:
+        return None
+    sizes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in guessed.items())
+    return (
+        f"what others wrote is taken to need the size of its files until it was loaded once and "
+        f"measured ({sizes}); what it reads from elsewhere is not known"
+    )
+
+
 def too_large(model: Model, registry: Registry, root: Path = Path("/")) -> Problem | None:
     """Return that a model needs more memory than is free, and what would need less."""
     needed, free = needed_memory(model, registry), memory(root).free
@@ -159,6 +175,23 @@ def expected_memory(model: Model, registry: Registry | None = None) -> int:
             return _memory_of_graph(model)
         return _memory_of_process(model, registry or Registry.load()) * _processes_of(model)
     return 0
+
+
+def first_memory(model: Model) -> int:
+    """Return what a model is taken to need until it was loaded once, and could be measured.
+
+    Of one that llmserve did not build, nothing says what it reads: each of its processes is taken
+    to hold the files of its version. That may be more than it needs, so no shortage follows of it.
+    """
+    least = expected_memory(model)
+    if model.config is None or model.damage or model.manifest or not model.is_python:
+        return least
+    groups = model.config.instance_group
+    if has_gpu() and not (groups and all(group.kind == group.KIND_CPU for group in groups)):
+        return least
+    with suppress(OSError):
+        return least + _size(model.last_version) * _processes_of(model)
+    return least
 
 
 def needed_memory(model: Model, registry: Registry) -> int:

@@ -188,3 +188,14 @@ def test_the_leftovers_of_killed_servers_are_removed(
         sweep()
         assert {path.name[9] for path in tmp_path.iterdir()} == {"b", "c", "d"}
         assert not segment.exists()
+
+
+def test_what_is_guessed_of_the_memory_of_others_models_is_said(settings: ServerSettings) -> None:
+    (settings.repository / "one/1").mkdir()
+    (settings.repository / "one/1/weights.bin").write_bytes(bytes(10_000_000))
+    note = machine.note_of_guesses(replace(settings, models=("one",)))
+    assert note is not None
+    least = machine.expected_memory(settings.opened.model("other"))
+    assert f"(one {(least + 2 * 10_000_000) / 1e6:.0f} MB)" in note
+    (settings.repository / "one/config.pbtxt").write_text('backend: "onnxruntime"')
+    assert machine.note_of_guesses(replace(settings, models=("one",))) is None

@@ -494,3 +494,22 @@ def test_every_part_with_a_stand_in_is_named() -> None:
     with metrics_page('nv_inference_count{model="plain"} 7\n') as url:
         assert stand_ins(f"{url}/metrics") == {}
     assert stand_ins("http://127.0.0.1:1/metrics") == {}
+
+
+def test_texts_that_a_model_does_not_have_are_found_before_it_starts(tmp_path: Path) -> None:
+    for name, config in (
+        ("a", 'input { name: "PROMPT" } output { name: "ANSWER" }'),
+        ("asked", 'backend: "python"'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(config)
+
+    def found(**texts: tuple[str, str]) -> list[str]:
+        return [str(each) for each in find_problems(ServerSettings(tmp_path, texts=texts))]
+
+    assert found(a=("PROMPT", "ANSWER"), asked=("IN", "OUT")) == []
+    assert found(a=("PROMTP", "ANSWER")) == [
+        "a: models.a.input of llmserve.toml: it has no input 'PROMTP': did you mean 'PROMPT'?"
+    ]
+    assert found(a=("PROMPT", "text_output"))[0].endswith("no output 'text_output': choose one of "
+                                                          "ANSWER")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from llmserve.contract.report import State
 from llmserve.repository.repository import Model
+from llmserve.server import ServerSettings
 from llmserve.server.keep import sizes as module
 from llmserve.server.keep.memory import TritonMemory
 from llmserve.server.keep.sizes import Sizes
@@ -18,14 +20,20 @@ from llmserve.server.keep.sizes import Sizes
 class One:
     """Models of a repository, each of which takes what ``memory`` says once it is loaded."""
 
-    def __init__(self, repository: Path, replicas: int = 1) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        replicas: int = 1,
+        texts: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
         self.memory: dict[str, int] = {}
         stubs = SimpleNamespace(
             memory=lambda name: (self.memory.get(name, 0),) * 2,
             of=lambda name: [1] if name in self.memory else [],
         )
         running: Any = SimpleNamespace(
-            settings=SimpleNamespace(repository=repository), server=SimpleNamespace(stubs=stubs)
+            settings=ServerSettings(repository, texts=texts or {}),
+            server=SimpleNamespace(stubs=stubs),
         )
         self.tritons = [TritonMemory(number) for number in range(replicas)]
         self.sizes = Sizes([running] * replicas, self.tritons)
@@ -60,7 +68,8 @@ def built(repository: Path, name: str) -> None:
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    monkeypatch.setattr(module, "expected_memory", lambda model: sizes.get(model.name, 0))
+    for name in ("expected_memory", "first_memory"):
+        monkeypatch.setattr(module, name, lambda model: sizes.get(model.name, 0))
     return sizes
 
 
@@ -134,8 +143,30 @@ def test_what_a_model_is_for_is_in_its_configuration(tmp_path: Path) -> None:
         'input { name: "text_input" }'
     )
     assert One(tmp_path).sizes.task("a") == "embed"
-    config.write_text('input { name: "IN" }')
+    config.write_text('input { name: "IN" } output { name: "OUT" }')
     assert One(tmp_path).sizes.task("a") == ""
+
+
+def test_a_model_of_others_is_for_texts_if_the_file_says_so(tmp_path: Path) -> None:
+    built(tmp_path, "a")
+    (tmp_path / "a/config.pbtxt").write_text('input { name: "IN" } output { name: "OUT" }')
+    assert One(tmp_path, texts={"a": ("IN", "OUT")}).sizes.task("a") == "generate"
+    for texts in ({"a": ("OTHER", "OUT")}, {"a": ("IN", "OTHER")}, {"b": ("IN", "OUT")}):
+        assert One(tmp_path, texts=texts).sizes.task("a") == ""
+
+
+def test_a_model_of_others_is_taken_to_need_its_files_until_it_was_loaded(tmp_path: Path) -> None:
+    built(tmp_path, "a")
+    config = 'backend: "python" instance_group { kind: KIND_CPU count: 2 }'
+    (tmp_path / "a/config.pbtxt").write_text(config)
+    before = One(tmp_path).size("a")
+    (tmp_path / "a/1").mkdir()
+    (tmp_path / "a/1/weights.bin").write_bytes(bytes(1 << 20))
+    one = One(tmp_path)
+    assert one.size("a") == before + 2 * (1 << 20), "each process may read them"
+    one.memory["a"] = 7
+    one.load("a")
+    assert one.size("a") == 7, "as it is measured"
 
 
 def test_the_adapters_of_a_model_are_those_in_its_folder_at_the_moment(tmp_path: Path) -> None:
