@@ -137,7 +137,10 @@ def _of_answers(model: ModelReport) -> list[str]:
         return [f"its answers are wrong ({fault.in_words()})", model.fingerprint]
     if certificate.problem:
         return [f"not certified: {certificate.problem}", model.fingerprint]
-    return [f"answers checked: {certificate.checks}", model.fingerprint]
+    judged = f", of users' judged: {certificate.judged}" if certificate.judged else ""
+    unjudged = f"users' answers are not judged: {certificate.unjudged}"
+    said = [f"answers checked: {certificate.checks}{judged}"]
+    return [*said, *([unjudged] if certificate.unjudged else []), model.fingerprint]
 
 
 def _items(server: ServerReport) -> list[PartReport]:

@@ -74,7 +74,8 @@ def serve(
     after finishing requests in flight. A second Ctrl-C stops it at once.
 
     With --certify, models are asked again and again, while they are idle, what they answered when
-    they were first well; --on-fault is told if that changes by more than rounding explains.
+    they were first well; --on-fault is told if that changes by more than rounding explains. With
+    --certify-share 0.01, they judge a hundredth of their answers to users as well.
 
     With --warm, a prompt that begins as an earlier one is not read anew, also after a restart. What
     is kept on disk tells what prompts said; `llmserve warm clear` deletes it.
@@ -102,6 +103,10 @@ def serve(
     _refuse_missing_keys(options.keys)
     if options.on_fault and not options.certify:
         raise UsageError("--on-fault is told of what --certify finds", hint="add --certify")
+    if options.certify_share and not options.certify:
+        raise UsageError("--certify-share is a part of --certify", hint="add --certify")
+    if (options.certify_share or 0) > 1:
+        raise UsageError("--certify-share is a share of answers", hint="give one such as 0.01")
     repository, models = served_repository(
         ctx, served, options.models, Asked(plugin, name, assignments, fit)
     )

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 MOST_TOKENS = 1024
 """Longer ones, prompt and answer together, would keep users waiting while they are judged."""
 MOST_BYTES = 48_000
 """Of what is asked and of the tokens, as JSON: a line on the control socket may have 64 KiB."""
+
+
+class Scored(Protocol):
+    """A token with its log-probability, and the likeliest ones at its place, if they are known."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def top(self) -> Sequence[Scored]: ...
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,26 @@ class LiveAnswer:
     input_tokens: int
     age: float
     """Seconds since it was asked for."""
+    url: str = ""
+    """The gRPC address of the Triton that has given it, if that is known."""
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        asked: Mapping[str, Any],
+        tokens: Sequence[Scored],
+        input_tokens: int,
+        age: float = 0.0,
+        url: str = "",
+    ) -> LiveAnswer:
+        """Return an answer of these tokens."""
+        return cls(
+            model, asked, tuple(each.id for each in tokens),
+            tuple(each.logprob for each in tokens),
+            tuple(bool(each.top) and each.logprob >= each.top[0].logprob for each in tokens),
+            input_tokens, age, url,
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,7 +74,7 @@ class LiveAnswer:
             likeliest = tuple(bool(each) for each in content["likeliest"])
             read = cls(
                 str(content["model"]), dict(content["asked"]), ids, logprobs, likeliest,
-                int(content["input_tokens"]), float(content["age"]),
+                int(content["input_tokens"]), float(content["age"]), str(content["url"]),
             )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an answer ({type(error).__name__})") from None

@@ -174,6 +174,10 @@ class ServeOptions:
         "flag", "Ask models again and again, while they are idle, what they answered at first.",
         False, setting=True,
     )  # fmt: skip
+    certify_share: float | None = _option(
+        "number", "With --certify: have models judge this share of their answers to users as well.",
+        unit="SHARE", low=0, place="certify_share",
+    )  # fmt: skip
     on_fault: str = _option(
         "text", "With --certify: run this command, or post to this URL, if answers are wrong.", "",
         unit="COMMAND|URL", opens=True, setting=True,

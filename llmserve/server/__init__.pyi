@@ -1,3 +1,6 @@
+from llmserve.contract.live_answer import MOST_BYTES as MOST_BYTES
+from llmserve.contract.live_answer import MOST_TOKENS as MOST_TOKENS
+from llmserve.contract.live_answer import LiveAnswer as LiveAnswer
 from llmserve.contract.report import FrontendReport as FrontendReport
 from llmserve.contract.report import ModelReport as ModelReport
 from llmserve.contract.report import OnDemandReport as OnDemandReport

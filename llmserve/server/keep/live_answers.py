@@ -79,19 +79,8 @@ async def judge_again(
     tokens = tuple(said.logprobs or ())
     if not tokens:
         raise UnjudgedError("it tells no log-probabilities")
-    now = LiveAnswer(model, {"input_ids": prompt}, *scores_of(tokens), len(prompt), 0.0)
+    now = LiveAnswer.of(model, {"input_ids": prompt}, tokens, len(prompt))
     return await judge(client, model, now, explained)
-
-
-def scores_of(
-    tokens: Sequence[Logprob],
-) -> tuple[tuple[int, ...], tuple[float, ...], tuple[bool, ...]]:
-    """Return the ids of tokens, their log-probabilities, and which of them were the likeliest."""
-    return (
-        tuple(each.id for each in tokens),
-        tuple(each.logprob for each in tokens),
-        tuple(bool(each.top) and each.logprob >= each.top[0].logprob for each in tokens),
-    )
 
 
 def compare(answer: LiveAnswer, scored: Sequence[Logprob], explained: float) -> FaultReport | None:

@@ -231,12 +231,10 @@ class Reconciler:
         self._consider_wishes()
 
     def judge(self, answer: LiveAnswer) -> None:
-        """Have an answer to a user judged by the model itself, once that has nothing to do.
-
-        The only Triton has given it: of several, it is not known which.
-        """
-        if len(self.memory.tritons) == 1:
-            offer_answer(self.memory.tritons[0], answer, time.monotonic())
+        """Have an answer to a user judged by the model that has given it, once that is idle."""
+        for running, memory in zip(self.tritons, self.memory.tritons, strict=True):
+            if running.server.grpc_url == answer.url or len(self.tritons) == 1:
+                offer_answer(memory, answer, time.monotonic())
 
     # What it says
 

@@ -154,6 +154,12 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Keep texts of ten compared pairs for operators to see, for so long.",
 )
 @click.option(
+    "--certify-share",
+    type=click.FloatRange(0, 1),
+    hidden=True,
+    help="Which share of answers is handed to `serve`, to be judged by their models.",
+)
+@click.option(
     "--tool-parser",
     "tool_parsers",
     multiple=True,

@@ -46,6 +46,7 @@ from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.dialects import AnyRequest, Dialect, Later, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
+from llmserve_gateway.live_answers import LiveAnswers
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.model_names import ModelNames, Named
@@ -126,6 +127,8 @@ class Settings:
     """New builds of models, and who is to meet them."""
     tolerances: Tolerances = field(default_factory=Tolerances)
     keep_texts: float | None = None
+    certify_share: float | None = None
+    """The share of answers that are handed to ``supervisor``, to be judged by their models."""
     """For how many hours the texts of compared answers are kept, if at all."""
 
     @property
@@ -202,6 +205,7 @@ class Gateway:
             self.admission,
             keep_texts=(settings.keep_texts or 0) * 3600,
         )
+        self.live_answers = LiveAnswers(settings.supervisor, settings.certify_share or 0.0)
         self._client: Replicas | None = None
         self.is_closing = False
         self.responses: StoredResponses | None = None
@@ -238,6 +242,7 @@ class Gateway:
         if self.background is not None:
             await self.background.close()
         await self.disconnect()
+        await self.live_answers.close()
         if self.responses is not None:
             await self.responses.close()
         if self.tracer is not None:
@@ -579,6 +584,7 @@ class Gateway:
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             self._keep_apart(key, info, request)
+            self.live_answers.draw(info, request, reply)
             usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
             with self.metrics.in_flight(record, request.adapter, usage):
                 try:
@@ -591,6 +597,8 @@ class Gateway:
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
+        if reply.sample is not None:
+            self.live_answers.hand_over(reply.sample, record)
 
     def _check(self, info: ModelInfo, request: AnyRequest) -> None:
         check_task(info, request.tasks, self._places)

@@ -76,6 +76,8 @@ class Metrics:
         self._certify_fault = gauge(
             "llmserve_certify_fault", "In how many replicas the answers of a model are wrong"
         )
+        judged = "How many answers to users a model has judged"
+        self._certify_judged = gauge("llmserve_certify_judged", judged)
         self._load_waits = Histogram(
             "llmserve_model_wait_seconds", "How long requests wait until their model is loaded",
             _MODEL, buckets=_LOAD_SECONDS, registry=registry,
@@ -194,6 +196,7 @@ class Metrics:
                 self._certify_checks.labels(model.name).set(certificate.checks)
                 self._certify_faults.labels(model.name).set(certificate.faults)
                 self._certify_fault.labels(model.name).set(certificate.faulty)
+                self._certify_judged.labels(model.name).set(certificate.judged)
 
     def update_releases(self, releases: Mapping[str, Release]) -> None:
         """Update the gauges of new builds that are tried."""

@@ -11,7 +11,15 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -71,6 +79,8 @@ class _Request:
     session: bytes = b""
     """A hash of the name of its session, if it has one."""
     sent: float = field(default_factory=time.monotonic)
+    on_replica: Callable[[str], None] | None = None
+    """Is told the address of each that it is sent to."""
     tried: list[Replica] = field(default_factory=list)
     started: bool = False
 
@@ -123,9 +133,11 @@ class Replicas:
         *,
         timeout: float | None = None,
         session: str = "",
+        on_replica: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Completion:
         request = self._request(model, prompt, options, timeout, session)
+        request.on_replica = on_replica
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -156,9 +168,11 @@ class Replicas:
         *,
         timeout: float | None = None,
         session: str = "",
+        on_replica: Callable[[str], None] | None = None,
         **options: Any,
     ) -> AsyncGenerator[Piece, None]:
         request = self._request(model, prompt, options, timeout, session)
+        request.on_replica = on_replica
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -233,6 +247,8 @@ class Replicas:
         """Count a request with its replica; swallow an error if another should be tried."""
         replica = self.choose(request)
         request.tried.append(replica)
+        if request.on_replica is not None:
+            request.on_replica(replica.url)
         replica.running += 1
         try:
             yield replica

@@ -16,6 +16,7 @@ from llmserve_gateway.headers import is_anthropics
 
 if TYPE_CHECKING:
     from llmserve.client import Completion
+    from llmserve_gateway.sample import Sample
 
 Send = Callable[[Any], Awaitable[None]]
 
@@ -122,6 +123,8 @@ class Reply:
         self._streaming = False
         self.answers: list[Completion] | None = None
         """What has been answered, if somebody wants to know it beside the client."""
+        self.sample: Sample | None = None
+        """What is noted of the answer for its model to judge, if it is drawn."""
         self.has_begun = False
         """Whether the client has been sent anything: then nobody else can answer instead."""
         self.has_ended = False

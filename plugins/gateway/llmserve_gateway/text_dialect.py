@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import Completion, ModelInfo, Piece, read_calls, stream_calls
 from llmserve.errors import LLMServeError
@@ -102,13 +102,15 @@ class _Exchange:
             asyncio.ensure_future(
                 generate(model, prompt, timeout=timeout, session=session, **options)
             )
-            for prompt, options in request.model_calls()
+            for prompt, options in self._calls()
         ]
         try:
             answers = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
+        if (sample := self.reply.sample) is not None:
+            answers = [sample.hear(answer) for answer in answers]
         if new_reader := self.new_reader:
             parallel = request.parallel_calls
             answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
@@ -130,6 +132,8 @@ class _Exchange:
         async with aclosing(self._pieces()) as batches:
             async for pieces in batches:
                 events = []
+                if reply.sample is not None:
+                    pieces = [reply.sample.hear(piece) for piece in pieces]
                 if heard is not None:
                     heard += pieces
                 for piece in pieces:
@@ -155,12 +159,16 @@ class _Exchange:
                 own = (replace(piece, index=0) for piece in heard if piece.index == index)
                 reply.answers.append(Completion.of(own))
 
+    def _calls(self) -> list[tuple[str, dict[str, Any]]]:
+        calls = self.request.model_calls()
+        return calls if self.reply.sample is None else self.reply.sample.note(calls)
+
     def _pieces(self) -> AsyncGenerator[Sequence[Piece], None]:
         """Yield the pieces that have arrived by the same time, to be sent in one write."""
         request, stream = self.request, self.models.client().stream
         answers = [
             stream(request.model, prompt, timeout=self.timeout, session=request.session, **options)
-            for prompt, options in request.model_calls()
+            for prompt, options in self._calls()
         ]
         batches = merged(answers)
         if new_reader := self.new_reader:

@@ -132,7 +132,7 @@ def test_a_model_that_fails_the_canaries_of_serve_is_not_ready(tmp_path: Path) -
 
 def test_a_model_whose_answers_are_wrong_is_ready_and_says_so(tmp_path: Path) -> None:
     fault = {"check": "answer", "why": "token 3 is another", "prompt": "Once upon a time"}
-    certificate = {"known": 5, "checks": 7, "faults": 1, "faulty": 1, "fault": fault}
+    certificate = {"known": 5, "checks": 7, "faults": 1, "faulty": 1, "fault": fault, "judged": 3}
     model = {"name": "m", "state": "ready", "certificate": certificate}
     report = ServerReport.from_json({"state": "ready", "models": [model]})
 
@@ -151,6 +151,7 @@ def test_a_model_whose_answers_are_wrong_is_ready_and_says_so(tmp_path: Path) ->
     metrics.update([], report.models, {})
     assert b'llmserve_certify_fault{model_name="m"} 1.0' in metrics.text()
     assert b'llmserve_certify_checks{model_name="m"} 7.0' in metrics.text()
+    assert b'llmserve_certify_judged{model_name="m"} 3.0' in metrics.text()
 
 
 def test_without_serve_the_gateway_asks_every_idle_model() -> None:

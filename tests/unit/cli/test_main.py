@@ -207,6 +207,14 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
             ["serve", "m", "--api-key", "x"],
             "serve has no option --api-key: keys are in a file: llmserve key new NAME, then --keys",
         ),
+        (
+            ["serve", "--certify-share", "0.1"],
+            "--certify-share is a part of --certify: add --certi",
+        ),
+        (
+            ["serve", "--certify", "--certify-share", "5"],
+            "--certify-share is a share of answers: give one such as 0.01",
+        ),
         (["two-words", "--choice", "up"], "--choice cannot be 'up': choose one of left, right"),
     ],
 )
