@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from llmserve_gateway.errors import ApiError, queue_full
+from llmserve_gateway.turns import NOBODY, Party, Standing, Turns, Waiter
 
 _NEWEST = 0.1
 """The weight of the last request's time in the mean of all."""
@@ -37,20 +37,8 @@ class Limits:
     batch_beside: int = 1
 
 
-class Party(NamedTuple):
-    """One of several keys, or of several models, that have no more than a share each."""
-
-    kind: Literal["key", "model"]
-    name: str
-
-    def share(self, of: int) -> int:
-        """Return what it may have of so many: a key less than a model, which others use as well."""
-        quarters = 2 if self.kind == "key" else 3
-        return min(of, max(1, of * quarters // 4))
-
-
-@dataclass(eq=False, frozen=True)
-class _Claim:
+@dataclass(eq=False, kw_only=True)
+class Claim(Waiter):
     """Slots that a request waits for, and whose share they are of."""
 
     slots: int
@@ -59,7 +47,7 @@ class _Claim:
 
 
 class Admission:
-    """Admits requests, first come, first served, within the share of each party.
+    """Admits requests in the order of :class:`Turns`, within the share of each party.
 
     All of it runs on one event loop.
     """
@@ -82,14 +70,14 @@ class Admission:
         self._seconds = 0.0
         """How long requests run, the last ones more than those before."""
         self._attended = 0
-        self._waiting: deque[_Claim] = deque()
+        self._turns: Turns[Claim] = Turns()
         self._turn_of_batches = asyncio.Lock()
         self._released = asyncio.Event()
         """Set when batches may have room again."""
 
     @property
     def waiting(self) -> int:
-        return sum(claim.slots for claim in self._waiting)
+        return sum(claim.slots for claim in self._turns)
 
     @contextmanager
     def attend(self) -> Iterator[None]:
@@ -138,24 +126,37 @@ class Admission:
 
     @asynccontextmanager
     async def admit(
-        self, answers: int = 1, seconds: float | None = None, parties: Iterable[Party] = ()
-    ) -> AsyncIterator[None]:
-        """Hold a slot for each answer to a request, which is refused without them after a while."""
+        self,
+        answers: int = 1,
+        seconds: float | None = None,
+        parties: Iterable[Party] = (),
+        *,
+        standing: Standing = NOBODY,
+        tokens: float = 0,
+    ) -> AsyncIterator[Claim]:
+        """Hold a slot for each answer to a request, which is refused without them after a while.
+
+        ``tokens`` are those that it will use, as far as that is known. What it has used in the end
+        is noted in what is yielded.
+        """
         own, most = frozenset(parties), self.limits.max_requests
         # A request for more slots than there are waits until it can run alone.
         slots = min(answers, most, *(party.share(most) for party in own))
-        claim = _Claim(slots, own, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        claim = Claim(
+            standing, max(tokens, answers), loop.time(), slots=slots, parties=own, turn=turn
+        )
         # No await may come between this check and taking the slots.
         self._check_queue(claim)
         with self.attend():
-            self._waiting.append(claim)
+            self._turns.join(claim)
             self._assign()
             if not claim.turn.done():
                 await self._wait_for(claim, seconds)
-            loop = asyncio.get_running_loop()
             began = loop.time()
             try:
-                yield
+                yield claim
             finally:
                 ran = loop.time() - began
                 self._seconds += (ran - self._seconds) * (_NEWEST if self._seconds else 1)
@@ -168,7 +169,7 @@ class Admission:
         slots = min(answers, most)
         async with self._turn_of_batches:
             # Whoever waits for slots gets those of batches as they end, but for one of these.
-            while self.beside and (self.beside + slots > most or self._waiting):
+            while self.beside and (self.beside + slots > most or self._turns):
                 self._released.clear()
                 await self._released.wait()
             self.beside += slots
@@ -178,41 +179,52 @@ class Admission:
             self.beside -= slots
             self._assign()
 
-    def _check_queue(self, claim: _Claim) -> None:
-        # Batches are about to make room.
-        if claim in self._next([*self._waiting, claim], beside=0):
-            return
-        most = self.limits.max_queue
-        if self.waiting + claim.slots > most:
-            what = f"{self.running} requests are running and {self.waiting} wait"
+    def _check_queue(self, claim: Claim) -> None:
+        """Refuse a request if it has no turn now and too many wait."""
+        self._turns.join(claim)
+        try:
+            # Batches are about to make room.
+            if claim not in self._next(beside=0):
+                self._check_waiting(claim)
+        finally:
+            # Batches leave slots to those that wait, which it may not have to.
+            self._turns.leave(claim)
+
+    def _check_waiting(self, claim: Claim) -> None:
+        """Refuse a request if too many wait, itself among them."""
+        most, others = self.limits.max_queue, self.waiting - claim.slots
+        if self.waiting > most:
+            what = f"{self.running} requests are running and {others} wait"
             raise queue_full(what, self._until_free(claim, self.running))
         for party in sorted(claim.parties):
-            waiting = sum(other.slots for other in self._waiting if party in other.parties)
-            if waiting + claim.slots > party.share(most):
+            waiting = sum(other.slots for other in self._turns if party in other.parties)
+            if waiting > party.share(most):
                 raise queue_full(
                     f"{self._running_of[party]} requests of this {party.kind} are running and "
-                    f"{waiting} wait, which is its share",
+                    f"{waiting - claim.slots} wait, which is its share",
                     self._until_free(claim, self._running_of[party]),
                 )
 
-    def _until_free(self, claim: _Claim, running: int) -> float:
+    def _until_free(self, claim: Claim, running: int) -> float:
         """Return after how many seconds so many running requests have left room in the queue."""
         return self._seconds * claim.slots / max(1, running)
 
-    def _next(self, claims: Iterable[_Claim], beside: int) -> list[_Claim]:
-        """Return who has a turn now: no request overtakes another, but one whose share is taken."""
-        found: list[_Claim] = []
+    def _next(self, beside: int) -> list[Claim]:
+        """Return who has a turn now: nobody overtakes who goes first, unless its share is taken."""
+        found: list[Claim] = []
         running, most = self.running + beside, self.limits.max_requests
         running_of, full = Counter(self._running_of), set[Party]()
-        for claim in claims:
+
+        def may(claim: Claim) -> bool:
             taken = {
                 party
                 for party in claim.parties
                 if party in full or running_of[party] + claim.slots > party.share(most)
             }
-            full |= taken
-            if taken:
-                continue
+            full.update(taken)
+            return not taken
+
+        for claim in self._turns.order(asyncio.get_running_loop().time(), may):
             if running + claim.slots > most:
                 break
             found.append(claim)
@@ -221,7 +233,7 @@ class Admission:
                 running_of[party] += claim.slots
         return found
 
-    async def _wait_for(self, claim: _Claim, seconds: float | None) -> None:
+    async def _wait_for(self, claim: Claim, seconds: float | None) -> None:
         loop, turn = asyncio.get_running_loop(), claim.turn
         if self.beside:
             self.on_arrival()
@@ -230,17 +242,18 @@ class Admission:
             await turn
         except (asyncio.CancelledError, ApiError):
             if turn.done() and not turn.cancelled() and not turn.exception():
+                claim.used = 0
                 self._release(claim)  # They had just been assigned.
             else:
-                with suppress(ValueError):  # _assign() may have removed it already.
-                    self._waiting.remove(claim)
+                self._turns.leave(claim)  # _assign() may have done so already.
                 self._assign()  # The next request in the queue may need fewer slots.
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _release(self, claim: _Claim) -> None:
+    def _release(self, claim: Claim) -> None:
+        self._turns.end(claim)
         self.running -= claim.slots
         for party in claim.parties:
             self._running_of[party] -= claim.slots
@@ -249,11 +262,13 @@ class Admission:
         self._assign()
 
     def _assign(self) -> None:
-        """Assign free slots to the requests that have waited longest."""
+        """Assign free slots to the requests whose turn it is."""
         # Whose wait has ended is still there until it notices.
-        self._waiting = deque(claim for claim in self._waiting if not claim.turn.done())
-        for claim in self._next(self._waiting, self.beside):
-            self._waiting.remove(claim)
+        for claim in [claim for claim in self._turns if claim.turn.done()]:
+            self._turns.leave(claim)
+        now = asyncio.get_running_loop().time()
+        for claim in self._next(self.beside):
+            self._turns.begin(claim, now)
             self.running += claim.slots
             for party in claim.parties:
                 self._running_of[party] += claim.slots

@@ -12,10 +12,14 @@ from typing import Any
 
 import click
 
+from llmserve_gateway.turns import CLASSES, WEIGHTS
+
 FILE = click.Path(path_type=Path, dir_okay=False)
 READABLE = click.Path(path_type=Path, dir_okay=False, exists=True, readable=True)
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1)
+WEIGHT = click.IntRange(WEIGHTS[0], WEIGHTS[-1])
+CLASS = click.IntRange(CLASSES[0], CLASSES[-1])
 KEYS = Path("llmserve-keys.json")
 # With the event engine of newer grpcio versions, each message of a stream passes through more
 # threads and takes more processor time. gRPC reads this when it is imported.
@@ -305,6 +309,8 @@ def rate(value: str) -> int | str:
 
 
 _NO_RATE = "none"
+_WEIGHT_HELP = "Its share of its class, beside the others' weights."
+_CLASS_HELP = "The class of its requests: lower numbers go first."
 _NAME = click.argument("name")
 _KEY_FILE = click.option("--file", type=FILE, default=KEYS, show_default=True, help="Key file.")
 _MODELS = click.option(
@@ -322,6 +328,9 @@ _MODELS = click.option(
 @click.option("--operator", is_flag=True, help="Let it load and unload models.")
 @click.option("--adapters", is_flag=True, help="Let it add and remove adapters of its models.")
 @click.option("--stateless", is_flag=True, help="Keep none of its responses.")
+@click.option("--weight", type=WEIGHT, default=1, show_default=True, help=_WEIGHT_HELP)
+@click.option("--priority", type=CLASS, default=0, show_default=True, help=_CLASS_HELP)
+@click.option("--any-priority", is_flag=True, help="Let its requests ask for a class above.")
 @click.option(
     "--from-env",
     "variable",
@@ -371,15 +380,20 @@ def list_(file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(keys))
         return
-    rows: list[tuple[str, ...]] = [("NAME", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "ALSO")]
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "WEIGHT", "CLASS", "ALSO")
+    ]
     for each in keys:
-        also = [word for word in ("all_metrics", "operator", "adapters", "stateless") if each[word]]
+        may = ("all_metrics", "operator", "adapters", "stateless", "any_priority")
+        also = [word for word in may if each[word]]
         rates = [each["requests_per_minute"], each["tokens_per_minute"]]
         rows.append(
             (
                 _shown(each["name"]),
                 _shown(", ".join(each["models"])) or "all",
                 *(str(rate or "-") for rate in rates),
+                str(each["weight"]),
+                str(each["priority"]),
                 ", ".join(also).replace("_", "-") or "-",
             )
         )
@@ -422,6 +436,13 @@ def revoke(name: str, file: Path) -> None:
     "--adapters/--no-adapters", default=None, help="Let it add and remove adapters of its models."
 )
 @click.option("--stateless/--stateful", default=None, help="Keep none of its responses, or some.")
+@click.option("--weight", type=WEIGHT, help=_WEIGHT_HELP)
+@click.option("--priority", type=CLASS, help=_CLASS_HELP)
+@click.option(
+    "--any-priority/--own-priority",
+    default=None,
+    help="Let its requests ask for a class above, or not.",
+)
 def set_(
     name: str,
     file: Path,

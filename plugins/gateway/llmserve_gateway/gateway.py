@@ -37,7 +37,7 @@ from llmserve.runtime.contract import (
 )
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
-from llmserve_gateway.admission import Admission, Limits, Party
+from llmserve_gateway.admission import Admission, Claim, Limits
 from llmserve_gateway.background_responses import BackgroundResponses
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
@@ -65,6 +65,7 @@ from llmserve_gateway.reply import (
 )
 from llmserve_gateway.response_database import SqliteStore
 from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponses
+from llmserve_gateway.turns import NOBODY, Party, Standing
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -347,16 +348,17 @@ class Gateway:
         *,
         is_again: bool = False,
         counts: bool = False,
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[Claim | None]:
         """Hold the slots of a request, within the limits of its key and of the gateway.
 
-        One that is asked again is charged already, and one that ``counts`` is held as well.
+        One that is asked again is charged already, and one that ``counts`` is held as well. Those
+        of batches have no claim.
         """
         await self._check_fits(request)
         if isinstance(key, BatchKey):
             async with self.admission.admit_beside(request.answer_count):
                 self._charge(key, request)
-                yield
+                yield None
             return
         if not (is_again or counts):
             self._charge(key, request)
@@ -365,8 +367,14 @@ class Gateway:
         held = nullcontext() if is_held else self._held(key, request)
         with held:
             parties = self._parties(key, request.model)
-            async with self.admission.admit(request.answer_count, timeout, parties):
-                yield
+            async with self.admission.admit(
+                request.answer_count,
+                timeout,
+                parties,
+                standing=_standing(key, request),
+                tokens=request.estimated_tokens,
+            ) as claim:
+                yield claim
 
     def _parties(self, key: Key | None, model: str) -> list[Party]:
         """Return whose shares a request takes of: those of its key and of its model.
@@ -467,6 +475,8 @@ class Gateway:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
         self.check_model(key, Named(request.model, request.adapter).full)
+        # Nothing is loaded for what will be refused.
+        _standing(key, request)
         address = (scope.get("client") or [""])[0]
         answering = _Answering(key, headers, receive, reply, dialect)
         begin = partial(self.releases.begin, request, key, content, address)
@@ -570,7 +580,9 @@ class Gateway:
         async with (
             _cancel_on_disconnect(receive, reply),
             self.load(key, request, timeout, reply, counts=answering.is_later),
-            self.admit(key, request, timeout, is_again=is_again, counts=answering.is_later),
+            self.admit(
+                key, request, timeout, is_again=is_again, counts=answering.is_later
+            ) as claim,
         ):
             record.admitted = time.perf_counter()
             if key and self.keys and not isinstance(key, BatchKey) and not answering.is_later:
@@ -596,6 +608,8 @@ class Gateway:
                     record.input_tokens = usage.input_tokens
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
+                    if claim is not None:
+                        claim.used = record.input_tokens + record.output_tokens
         self.catalog.record_answer(record.model)
         if reply.sample is not None:
             self.live_answers.hand_over(reply.sample, record)
@@ -669,6 +683,13 @@ class Gateway:
             if (seconds := float(header)) > 0:
                 return seconds if maximum is None else min(seconds, maximum)
         raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
+
+
+def _standing(key: Key | None, request: AnyRequest) -> Standing:
+    """Return the standing of a request; without keys, each chooses its class."""
+    if key is None:
+        return NOBODY._replace(priority=request.priority or 0)
+    return key.standing(request.priority)
 
 
 def check_adapter(info: ModelInfo, request: AnyRequest) -> None:

@@ -27,7 +27,9 @@ from llmserve_gateway.fields import (
     refused_if_sent,
     said,
     text,
+    whole,
 )
+from llmserve_gateway.turns import CLASSES
 
 _SEEDS = 2**63
 _EFFORT = re.compile(r"[a-z]{1,16}")
@@ -40,6 +42,9 @@ _CONSTRAINTS = {row.api: row for row in OPTIONS.values() if row.api and row.grou
 
 MODEL = needed(text("model", "The name of a model."))
 STREAM = flag("stream", "Send the answer in pieces, as events.")
+PRIORITY = whole(
+    "priority", "The class of the request: a lower number goes first.", CLASSES[0], CLASSES[-1]
+)
 
 IGNORED = (
     "metadata", "user", "store", "service_tier", "prompt_cache_key", "safety_identifier",

@@ -21,6 +21,7 @@ from typing import Any
 
 from llmserve.errors import ConfigError, UsageError
 from llmserve_gateway.errors import ApiError
+from llmserve_gateway.turns import CLASSES, WEIGHTS, Standing
 
 log = logging.getLogger("llmserve.gateway")
 
@@ -47,6 +48,12 @@ class Key:
     """Whether it may add adapters to the models that it may use, and remove them."""
     stateless: bool = False
     """Whether nothing of its responses is kept, whatever its requests say."""
+    weight: int = 1
+    """By which weight it shares a class with the others."""
+    priority: int = 0
+    """The class of its requests: those of a lower number go first."""
+    any_priority: bool = False
+    """Whether a request of it may ask for a class above that; any may ask for one below."""
 
     def allows(self, model: str) -> bool:
         """Return whether it may use a model, or ``MODEL:ADAPTER``: who may use a model may use all
@@ -56,6 +63,13 @@ class Key:
     def allows_some(self, model: str) -> bool:
         """Return whether it may use a model or one of its adapters."""
         return self.allows(model) or any(n.partition(":")[0] == model for n in self.models)
+
+    def standing(self, asked: int | None) -> Standing:
+        """Return the standing of a request that asks for a class, or for none."""
+        if asked is not None and asked < self.priority and not self.any_priority:
+            what = f"this key's requests have priority {self.priority}: a lower number is above it"
+            raise ApiError(403, what, param="priority", code="priority_not_allowed")
+        return Standing(self.name, self.weight, self.priority if asked is None else asked)
 
     @property
     def measured_models(self) -> list[str]:
@@ -289,6 +303,11 @@ def _validated(key: Key) -> Key:
         and isinstance(key.all_metrics, bool)
         and isinstance(key.operator, bool)
         and isinstance(key.adapters, bool)
+        and isinstance(key.any_priority, bool)
+        and type(key.weight) is int
+        and key.weight in WEIGHTS
+        and type(key.priority) is int
+        and key.priority in CLASSES
         and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
     ):
         raise ValueError(f"the entry {str(key.name)[:80]!r} is malformed")

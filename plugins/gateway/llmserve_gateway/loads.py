@@ -13,9 +13,9 @@ from typing import Any
 
 from llmserve.errors import ModelNotReadyError
 from llmserve.server import Holds
-from llmserve_gateway.admission import Party
 from llmserve_gateway.errors import ApiError, queue_full
 from llmserve_gateway.reply import Reply
+from llmserve_gateway.turns import Party
 
 _COMMENT_EVERY = 10.0
 """Seconds between comments in a stream that waits: proxies give up one that is silent for long."""

@@ -26,6 +26,7 @@ from llmserve_gateway.generation_fields import (
     CONSTRAINTS,
     FORMAT,
     MODEL,
+    PRIORITY,
     REFUSED,
     STREAM,
     TEMPLATE,
@@ -66,7 +67,7 @@ _USAGES = flag("continuous_usage_stats", "Send them with every piece.")
 _STREAM_OPTIONS = part("stream_options", "What a stream has besides.", Body(_USAGE, _USAGES))
 _ANSWERS: tuple[Field[Any], ...] = (MODEL, _COUNT, STREAM, _STREAM_OPTIONS)
 _SHARED: tuple[Field[Any], ...] = (
-    FORMAT, *CONSTRAINTS, CACHE_KEY, *REFUSED, *unaffected(CACHE_KEY.name),
+    FORMAT, *CONSTRAINTS, CACHE_KEY, PRIORITY, *REFUSED, *unaffected(CACHE_KEY.name),
 )  # fmt: skip
 _MAX_TOKENS = length("max_tokens", "The longest answer, in tokens.")
 
@@ -212,6 +213,7 @@ def _parsed(values: Values, options: dict[str, Any], prompts: Any, **extra: Any)
         continuous_usage=more[_USAGES],
         session=values[CACHE_KEY],
         unknown=values.unknown,
+        priority=values[PRIORITY],
         **extra,
     )
     if request.answer_count > 1 and request.sent_bytes > _MAX_BYTES:

@@ -40,6 +40,7 @@ from llmserve_gateway.generation_fields import (
     CACHE_KEY,
     CONSTRAINTS,
     MODEL,
+    PRIORITY,
     REFUSED,
     STREAM,
     TOOLS,
@@ -168,6 +169,7 @@ RESPONSE = Body(
     # Prompts are never cut, and a request that does not fit is refused.
     *ignored("truncation", "stream_options"),
     CACHE_KEY,
+    PRIORITY,
     *unaffected("metadata", "store", CACHE_KEY.name),
 )  # fmt: skip
 
@@ -217,6 +219,7 @@ def read_response_request(values: Values) -> ParsedRequest:
         sent=sent,
         session=session,
         unknown=values.unknown,
+        priority=values[PRIORITY],
     )
 
 

@@ -73,6 +73,8 @@ class ParsedRequest:
     session: str = ""
     """Names the requests that had better be answered by the same replica."""
     unknown: frozenset[str] = frozenset()
+    priority: int | None = None
+    """The class that it asks for, None for that of its key."""
     state: ResponseState | None = None
     """What it says of responses that are kept, in the API that has them."""
     only_loads: bool = False

@@ -28,7 +28,7 @@ from llmserve_gateway.fields import (
     text,
     whole,
 )
-from llmserve_gateway.generation_fields import MODEL, unaffected
+from llmserve_gateway.generation_fields import MODEL, PRIORITY, unaffected
 from llmserve_gateway.text_requests import BYTES_PER_TOKEN
 
 MAX_TEXTS = 2048
@@ -75,6 +75,8 @@ class ValueRequest:
     asked: str = ""
     """What the client calls the model, if not by its name."""
     unknown: frozenset[str] = frozenset()
+    priority: int | None = None
+    """The class that it asks for, None for that of its key."""
 
     adapter = ""
     answer_count = 1
@@ -256,6 +258,7 @@ _COMMON: tuple[Field[Any], ...] = (
     only("truncation_side", "texts are cut at their end", "right", "Right"),
     only("truncation_direction", "texts are cut at their end", "right", "Right"),
     only("add_special_tokens", "a model's own tokens belong to each text; send token ids", True),
+    PRIORITY,
     *unaffected(),
 )
 # Of rankings, scores and labels
@@ -444,7 +447,7 @@ def _parsed(
     model = values[MODEL] or ""
     request = ValueRequest(
         model, tasks, texts, pairs, values.options, at, sent=sent, cut=cut,
-        unknown=values.unknown, **more,
+        unknown=values.unknown, priority=values[PRIORITY], **more,
     )  # fmt: skip
     if request.size > _MAX_BYTES:
         what = f"{sent['text_input']} and {sent['text_pair']} together are over"

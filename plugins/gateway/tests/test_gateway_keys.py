@@ -151,8 +151,8 @@ def test_keys_are_listed_changed_and_revoked_while_a_gateway_runs(tmp_path: Path
     assert changed.requests_per_minute is None
     assert known(alice) == Key("alice", hash_key(alice), ["a"], 60, operator=True), "as it was"
     listed = [line.split() for line in run_key(file, "list").splitlines()]
-    assert listed[1:] == [["alice", "a", "60", "-", "operator"],
-                          ["robert", "all", "-", "-", "all-metrics"]]  # fmt: skip
+    assert listed[1:] == [["alice", "a", "60", "-", "1", "0", "operator"],
+                          ["robert", "all", "-", "-", "1", "0", "all-metrics"]]  # fmt: skip
     as_json = run_key(file, "list", "--json")
     assert json.loads(as_json)[0]["requests_per_minute"] == 60
     for output in (as_json, run_key(file, "list")):

@@ -26,7 +26,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     UnreachableError,
 )
-from llmserve_gateway.admission import Admission, Limits, Party
+from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.anthropic import MessagesWriter, error_body, read_messages_request
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.conversations import read_messages
@@ -36,6 +36,7 @@ from llmserve_gateway.openai_requests import read_chat, read_completion
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.responses import ResponsesWriter, read_response_request
 from llmserve_gateway.text_requests import ParsedRequest
+from llmserve_gateway.turns import Party
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "m", "prompt": "Hi"}
