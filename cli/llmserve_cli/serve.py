@@ -107,6 +107,13 @@ def serve(
         raise UsageError("--certify-share is a part of --certify", hint="add --certify")
     if (options.certify_share or 0) > 1:
         raise UsageError("--certify-share is a share of answers", hint="give one such as 0.01")
+    file = server_file_of(ctx)
+    warm_prompts = file.warm_prompts() if file is not None else {}
+    if warm_prompts and options.keys and options.warm and options.warm_scope == "key":
+        raise UsageError(
+            "with --keys and --warm, no request finds the prompts that models read ahead",
+            hint="--warm-scope all, or leave out warm of the models",
+        )
     repository, models = served_repository(
         ctx, served, options.models, Asked(plugin, name, assignments, fit)
     )
@@ -122,7 +129,8 @@ def serve(
         renewable=True,
         partial=True,
         mounts=tuple(map(Path, found.references())),
-        texts=file.texts if (file := server_file_of(ctx)) is not None else {},
+        texts=file.texts if file is not None else {},
+        warm_prompts=warm_prompts,
         extra_args=triton_arguments(options.triton_flags),
         env=_warm(options),
         **options.settings(),

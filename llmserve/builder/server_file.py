@@ -14,6 +14,7 @@ from typing import Any
 from llmserve.builder.plan import DEFAULT_OUTPUT, BuildSpec
 from llmserve.builder.source import DEMO
 from llmserve.contract.serve_options import keys_of
+from llmserve.contract.warm_prompt import WarmPrompt
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name, near
 from llmserve.plugins.roles import MODEL_ROLES
@@ -43,6 +44,11 @@ MODEL = {
     ),
     "output": Key("text", "With input: its output that has the answer."),
     "pin": Key("flag", "With on_demand: whether it is loaded from the start, and stays."),
+    "warm": Key(
+        "paths",
+        "Files with system prompts that it reads whenever it is loaded, so that conversations that "
+        "begin so need not wait for that.",
+    ),
 }
 _TEXTS = ("input", "output")
 _TENSOR = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
@@ -66,6 +72,11 @@ TOP = {
     "gateway": Key("options", "How the OpenAI API is run."),
 }
 
+_MOST_WARM = 8
+"""How many warm prompts a model has: each takes its time whenever it is loaded."""
+_LONGEST_WARM = 1 << 20
+"""The bytes of one, which is more than models read at once."""
+
 _TYPES: Mapping[str, tuple[tuple[type, ...], str, Mapping[str, Any]]] = {
     "text": ((str,), "a text", {"type": "string"}),
     "source": ((str,), "a text", {"type": "string"}),
@@ -74,6 +85,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str, Mapping[str, Any]]] = {
     "number": ((int, float), "a number", {"type": "number", "minimum": 0}),
     "flag": ((bool,), "true or false", {"type": "boolean"}),
     "texts": ((list,), "a list of texts", {"type": "array", "items": {"type": "string"}}),
+    "paths": ((list,), "a list of paths", {"type": "array", "items": {"type": "string"}}),
     "options": ((dict,), "a table", {"type": "object"}),
 }
 
@@ -90,6 +102,15 @@ class ServerFile:
     pinned: tuple[str, ...] = ()
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """The tensors for the text in and out of models that others wrote, by the models' names."""
+    warm: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """The files with the prompts that models read once they are loaded."""
+
+    def warm_prompts(self) -> dict[str, tuple[WarmPrompt, ...]]:
+        """Read the prompts that models read once they are loaded; raise if one is not there."""
+        return {
+            name: tuple(_warm_prompt(self.path, f"models.{name}.warm", file) for file in files)
+            for name, files in self.warm.items()
+        }
 
     @classmethod
     def read(cls, path: Path, *, named: bool = True) -> ServerFile:
@@ -119,6 +140,9 @@ class ServerFile:
         models = {
             name: _checked_model(path, name, entry) for name, entry in top.get("models", {}).items()
         }
+        if not named:
+            for name, model in models.items():
+                _refuse_unnamed(path, f"models.{name}.", model, MODEL)
         return cls(
             path,
             _from_here(repository),
@@ -134,6 +158,11 @@ class ServerFile:
                 name: (model["input"], model["output"])
                 for name, model in models.items()
                 if "source" not in model
+            },
+            {
+                name: tuple(map(Path, model["warm"]))
+                for name, model in models.items()
+                if model.get("warm")
             },
         )
 
@@ -158,6 +187,8 @@ def _checked_model(path: Path, name: str, entry: Any) -> dict[str, Any]:
     model = _checked(path, where, entry, MODEL)
     if "source" not in model and not {*_TEXTS} & model.keys():
         raise ConfigError(f"{path}: {where} has no source", hint='add source = "…"')
+    if len(model.get("warm", ())) > _MOST_WARM:
+        raise ConfigError(f"{path}: {where}.warm names more than {_MOST_WARM} files")
     if "source" in model:
         _refuse(path, where, {*_TEXTS} & model.keys(), "a model with a source is built")
         return model
@@ -170,6 +201,27 @@ def _checked_model(path: Path, name: str, entry: Any) -> dict[str, Any]:
                 f"{path}: {where}.{key} cannot be {model[key]!r}", hint="name a tensor of the model"
             )
     return model
+
+
+def _warm_prompt(path: Path, where: str, file: Path) -> WarmPrompt:
+    try:
+        # Of a pipe or a device there would be no end.
+        if not file.is_file():
+            raise ConfigError(f"{path}: {where}: there is no file {file}")
+        with file.open("rb") as opened:
+            content = opened.read(_LONGEST_WARM + 1)
+        text = content.decode()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigError(f"{path}: {where}: {file} cannot be read: {why}") from None
+    if len(content) > _LONGEST_WARM:
+        what = f"{file} is over {_LONGEST_WARM >> 20} MB"
+        raise ConfigError(f"{path}: {where}: {what}", hint="no model reads that much at once")
+    # Editors end a file with a line break, which a prompt in a program seldom has.
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text.strip():
+        raise ConfigError(f"{path}: {where}: {file} is empty")
+    return WarmPrompt(file.name, text)
 
 
 def _refuse(path: Path, where: str, keys: Collection[str], why: str) -> None:
@@ -201,7 +253,8 @@ def _checked(path: Path, where: str, content: Any, keys: Mapping[str, Key]) -> d
             # Compared this way round, nan does not fit.
             fits = 0 <= value < inf
             words += ", 0 or more"
-        if not fits or (kind == "texts" and not all(isinstance(text, str) for text in value)):
+        is_list = fits and kind in ("texts", "paths")
+        if not fits or (is_list and not all(isinstance(text, str) for text in value)):
             raise ConfigError(f"{path}: {full} takes {words}, not {value!r}")
         values[name] = _located(path, value, kind)
     return values
@@ -215,7 +268,7 @@ def _refuse_unnamed(
         if keys[name].opens and value:
             does = "opens the server" if value is True else "may run a command"
             what = f"{where}{name} {does}"
-        elif keys[name].kind == "path" and not Path(value).resolve().is_relative_to(folder):
+        elif any(not path.resolve().is_relative_to(folder) for path in _paths(keys[name], value)):
             what = f"{where}{name} is outside of the folder"
         else:
             continue
@@ -225,8 +278,17 @@ def _refuse_unnamed(
         )
 
 
+def _paths(key: Key, value: Any) -> list[Path]:
+    """Return the paths that the value of a key is."""
+    if key.kind == "paths":
+        return [*map(Path, value)]
+    return [Path(value)] if key.kind == "path" else []
+
+
 def _located(path: Path, value: Any, kind: str) -> Any:
     """Return a path from the file's folder; a source that is none, such as an id, stays."""
+    if kind == "paths":
+        return [_located(path, each, "path") for each in value]
     if kind not in ("path", "source"):
         return value
     try:

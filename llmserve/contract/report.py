@@ -166,6 +166,8 @@ class ModelReport(PartReport):
     """Only of one whose answers are checked."""
     demand: OnDemandReport | None = None
     """Only of one that is loaded on demand; in JSON, its fields are among the model's."""
+    reading: bool = False
+    """Whether it has yet to read its warm prompts; requests that come meanwhile are answered."""
 
     @property
     def why_not(self) -> str:
@@ -238,9 +240,11 @@ class ServerReport(ReplicaReport):
 def best_of(reports: Sequence[ModelReport]) -> ModelReport:
     """Return the report of the replica in the best state, with the restarts of all replicas.
 
-    One that fails its canaries is worse than another in the same state.
+    One that fails its canaries, or has yet to read, is worse than another in the same state.
     """
-    best = min(reports, key=lambda one: (_BEST_FIRST.index(one.state), bool(one.failing)))
+    best = min(
+        reports, key=lambda one: (_BEST_FIRST.index(one.state), bool(one.failing), one.reading)
+    )
     certificates = [report.certificate for report in reports if report.certificate]
     return replace(
         best,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.contract.container import IMAGE
 from llmserve.contract.serve_options import Runtime, ServeOptions
+from llmserve.contract.warm_prompt import WarmPrompt
 from llmserve.errors import LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.problems import Problem
 from llmserve.repository.repository import Repository
@@ -73,6 +74,8 @@ class ServerSettings:
     """Whether who keeps it asks its models their known answers again and again."""
     on_fault: str = ServeOptions.on_fault
     """The command or address that is told of answers that are wrong."""
+    warm_prompts: Mapping[str, tuple[WarmPrompt, ...]] = field(default_factory=dict)
+    """What each model reads once it is loaded, so that conversations that begin so find it read."""
 
     def names(self) -> list[str]:
         """Return the models to load."""

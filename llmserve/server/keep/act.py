@@ -11,11 +11,11 @@ from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError, reason
 from llmserve.repository.repository import Repository
-from llmserve.server.keep import actions, known_answers, live_answers
+from llmserve.server.keep import actions, health, known_answers, live_answers
 from llmserve.server.keep.actions import Action
 from llmserve.server.keep.desired import Hold
 from llmserve.server.keep.observe import FrontendHandle, RunningTriton
-from llmserve.server.keep.picture import Checked, StartPicture
+from llmserve.server.keep.picture import Checked, HasRead, StartPicture
 from llmserve.server.run.fault_hook import tell_fault
 from llmserve.server.run.frontend import start_again
 from llmserve.server.run.readiness import ModelsFailedError
@@ -38,7 +38,7 @@ class Actor:
         self._notify = notify
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
-        self._checks: set[asyncio.Task[None]] = set()
+        self._questions: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
     def act(self, actions_: Iterable[Action]) -> None:
@@ -76,6 +76,7 @@ class Actor:
         | actions.Kill
         | actions.StopTrying
         | actions.CheckAnswer
+        | actions.ReadAhead
         | actions.ReportFault,
         running: RunningTriton,
     ) -> None:
@@ -95,6 +96,9 @@ class Actor:
                 self._begin(self._stop_trying(running, name, loaded_before=before))
             case actions.CheckAnswer():
                 self._check_answer(running, action)
+            case actions.ReadAhead(model=name):
+                running.being_read.add(name)
+                self._ask(self._read_ahead(running, name))
             case actions.ReportFault():
                 if running.settings.on_fault:
                     self._begin(self._report_fault(running, action))
@@ -108,8 +112,8 @@ class Actor:
     async def settle(self) -> None:
         """Wait for what is under way; a start is cut short."""
         self._is_stopping = True
-        for check in self._checks:
-            check.cancel()
+        for question in self._questions:
+            question.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -143,9 +147,32 @@ class Actor:
 
     def _check_answer(self, running: RunningTriton, asked: actions.CheckAnswer) -> None:
         running.being_checked.add(asked.model)
-        task = self._begin(self._ask_again(running, asked))
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        self._ask(self._ask_again(running, asked))
+
+    def _ask(self, question: Coroutine[Any, Any, None]) -> None:
+        """Ask a model something that nobody waits for when all is ended."""
+        task = self._begin(question)
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+
+    async def _read_ahead(self, running: RunningTriton, name: str) -> None:
+        """Have a model read its warm prompts; that is seen in a later picture."""
+        from llmserve.client import connect_async
+
+        began, load_number = time.monotonic(), running.load_number(name)
+        settings, tokens, problems = running.settings, 0, list[str]()
+        try:
+            async with connect_async(running.server.grpc_url) as client:
+                for prompt in settings.warm_prompts[name]:
+                    try:
+                        within = settings.ready_timeout
+                        tokens += await health.have_read(client, name, prompt.text, within)
+                    except Exception as error:  # whatever it is, the model answers all the same
+                        problems.append(f"{prompt.file}: {_why(error)}")
+        finally:
+            running.being_read.discard(name)
+            took = time.monotonic() - began
+            running.has_read.append(HasRead(name, load_number, took, tokens, tuple(problems)))
 
     async def _ask_again(self, running: RunningTriton, asked: actions.CheckAnswer) -> None:
         """Ask a model one of its known answers again; that is seen in a later picture."""

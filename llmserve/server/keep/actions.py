@@ -79,6 +79,14 @@ class CheckAnswer:
 
 
 @dataclass(frozen=True)
+class ReadAhead:
+    """Have a model read its warm prompts."""
+
+    triton: int
+    model: str
+
+
+@dataclass(frozen=True)
 class ReportFault:
     """Tell who is to know (``--on-fault``) that answers are wrong, or right again: no ``fault``."""
 
@@ -132,6 +140,6 @@ class Fulfil:
 
 
 Action = (
-    Start | Stop | Load | Drop | Kill | StopTrying | CheckAnswer | ReportFault | StartFrontend
-    | Tell | Grant | Inform | Refuse | Fulfil
+    Start | Stop | Load | Drop | Kill | StopTrying | CheckAnswer | ReadAhead | ReportFault
+    | StartFrontend | Tell | Grant | Inform | Refuse | Fulfil
 )  # fmt: skip

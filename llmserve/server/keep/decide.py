@@ -17,6 +17,7 @@ from llmserve.server.keep.demand import Demand, LoadEverywhere, UnloadEverywhere
 from llmserve.server.keep.desired import Desired
 from llmserve.server.keep.memory import FrontendMemory, Memory, TritonMemory
 from llmserve.server.keep.picture import FrontendPicture, Picture
+from llmserve.server.keep.reading_ahead import read_ahead
 
 _PATIENCE = 60.0
 """Seconds that requests have to end before a Triton that loads nothing any more is restarted."""
@@ -35,6 +36,7 @@ def decide(desired: Desired, picture: Picture, memory: Memory) -> list[Action]:
     for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
         actions += deaths.revive(triton, seen, picture.now)
     for triton, seen in zip(memory.tritons, picture.tritons, strict=True):
+        actions += read_ahead(triton, seen)
         actions += check_answers(triton, seen, picture.now)
     return [*actions, *_lines(memory)]
 

@@ -87,6 +87,30 @@ async def ask_for_token(client: Asking, model: str, timeout: float) -> None:
         await client.compute(model, ["a"], pairs=pairs, timeout=timeout)
 
 
+async def have_read(client: Asking, model: str, system: str, timeout: float) -> int:
+    """Have a model read the beginning of the conversations with this system prompt.
+
+    Return how many tokens it is. A template may need a user's message as well: what it makes of the
+    system's is in pages that any other conversation finds, up to where the user's begin.
+    """
+    info = await client.model(model)
+    if info.task != GENERATE:
+        raise UsageError("only models that answer with text read prompts ahead")
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "a"}]
+    began = time.monotonic()
+    while True:
+        try:
+            answer = await client.generate(model, messages=messages, max_tokens=1, timeout=timeout)
+        except LLMServeError as error:
+            # Triton says a moment earlier that a model is loaded than it takes requests.
+            is_late = finding(error) in (Finding.DIED, Finding.SILENT)
+            if not is_late or time.monotonic() - began > BACK_WITHIN:
+                raise
+            await asyncio.sleep(BACK_EVERY)
+        else:
+            return int(answer.input_tokens or 0)
+
+
 class Asked(Protocol):
     """A model whose state follows from what it answers, as :class:`Watch` is one."""
 

@@ -44,6 +44,10 @@ class ModelMemory(Watch):
     """Why it was not loaded when that was last asked for."""
     certificate: Certificate = field(default_factory=Certificate)
     """What is remembered of its answers, if they are checked."""
+    to_read: int | None = None
+    """Which of its loads was asked to read its warm prompts, if it has any."""
+    has_read: int | None = None
+    """Which of its loads has read them, or cannot."""
 
     def forget_load(self) -> None:
         """Forget what was seen of an earlier load."""
@@ -133,6 +137,8 @@ class TritonMemory:
     """Seconds for the load of a model, and for one that an unload has to wait for."""
     certifies: bool = False
     """Whether the answers of its models are checked."""
+    warm: frozenset[str] = frozenset()
+    """The models that read warm prompts once they are loaded."""
     is_said: bool = False
     """Whether its number is said, since there are several."""
     lines: list[str] = field(default_factory=list)

@@ -22,6 +22,7 @@ from llmserve.server.keep.picture import (
     Canary,
     Checked,
     FrontendPicture,
+    HasRead,
     Heard,
     ModelPicture,
     StartPicture,
@@ -70,6 +71,10 @@ class RunningTriton:
     """What rounding explains of its users' answers, and in which of its loads that was measured."""
     being_checked: set[str] = field(default_factory=set)
     """The models that are asked one of their known answers at the moment."""
+    being_read: set[str] = field(default_factory=set)
+    """The models that read their warm prompts at the moment."""
+    has_read: list[HasRead] = field(default_factory=list)
+    """What came of that and that nobody has seen yet."""
     checked: list[Checked] = field(default_factory=list)
     """What came of such questions that nobody has seen yet."""
 
@@ -171,6 +176,7 @@ class TritonObserver:
         if running.is_busy:
             return TritonPicture(is_busy=True, start=start)
         checked, running.checked[:] = tuple(running.checked), []
+        has_read, running.has_read[:] = tuple(running.has_read), []
         ended = running.server.wait(0) is not None
         running.log.read()
         loading = running.log.progress(0).loading
@@ -194,6 +200,7 @@ class TritonObserver:
             start=start,
             canaries=canaries,
             checked=checked,
+            has_read=has_read,
             seconds=self._own_seconds(),
             is_hidden=not running.is_seen,
             last_words=running.log.last_words(time.monotonic() - _LAST_WORDS),
@@ -253,7 +260,8 @@ class TritonObserver:
             answers=self._answers.get(name, 0) if self._in_triton.get(name) else 0,
             takes_requests=takes_requests if is_of_interest else None,
             asked_at=asked_at,
-            is_asked_for_token=self._monitor.is_asking_for(name) or name in running.being_checked,
+            is_asked_for_token=self._monitor.is_asking_for(name)
+            or name in running.being_checked | running.being_read,
             is_being_withdrawn=name in running.withdrawn,
             runs_in_triton=running.files(name).runs_in_triton
             if running.settings.certify

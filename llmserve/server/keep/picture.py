@@ -96,6 +96,21 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class HasRead:
+    """What came of having a model read its warm prompts."""
+
+    model: str
+    load_number: int
+    """Which load of the model was asked."""
+    took: float
+    """The seconds for which it was asked."""
+    tokens: int
+    """How many it has read, if need be in what was kept."""
+    problems: tuple[str, ...] = ()
+    """Why which of them could not be read."""
+
+
+@dataclass(frozen=True)
 class StartPicture:
     """What came of a start: ``problem`` is why there is none.
 
@@ -126,6 +141,8 @@ class TritonPicture:
     """What was heard since the last picture."""
     checked: tuple[Checked, ...] = ()
     """What came of checks of answers since the last picture."""
+    has_read: tuple[HasRead, ...] = ()
+    """Which models have read their warm prompts since the last picture."""
     seconds: float = 0.0
     """The time of processors that Triton itself has used, if answers are checked."""
     is_hidden: bool = False

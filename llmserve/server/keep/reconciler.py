@@ -30,6 +30,7 @@ from llmserve.server.keep.observe import (
     TritonObserver,
 )
 from llmserve.server.keep.picture import Picture
+from llmserve.server.keep.reading_ahead import is_reading
 from llmserve.server.keep.sizes import Sizes
 from llmserve.server.keep.states import Watch
 from llmserve.server.run.frontend import RunningFrontend
@@ -311,6 +312,7 @@ class Reconciler:
                 failing=observer.failing(model.name),
                 fingerprint=running.files(model.name).fingerprint,
                 certificate=model.certificate.report() if memory.certifies else None,
+                reading=is_reading(memory, model.name, running.load_number(model.name)),
             )
             for model in memory.models.values()
         )
@@ -325,7 +327,7 @@ def _remember(number: int, running: RunningTriton, now: float) -> TritonMemory:
     settings, server = running.settings, running.server
     memory = TritonMemory(
         number, settings.repository, server.renewable, settings.on_demand, settings.ready_timeout,
-        settings.certify,
+        settings.certify, frozenset(settings.warm_prompts),
     )  # fmt: skip
     memory.triton.since = now
     repository = Repository.open(settings.repository)

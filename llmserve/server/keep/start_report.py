@@ -43,8 +43,12 @@ class StartReport:
         address = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
         # Another thread adds models meanwhile.
         models = (
-            ModelReport(m.name, m.state, m.why, code=m.code) for m in [*self._models.values()]
-        )
+            ModelReport(
+                m.name, m.state, m.why, code=m.code,
+                reading=m.alive and m.name in self._settings.warm_prompts,
+            )
+            for m in [*self._models.values()]
+        )  # fmt: skip
         return ServerReport(
             self._state,
             # A free port is not chosen yet.

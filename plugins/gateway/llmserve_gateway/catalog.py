@@ -36,6 +36,7 @@ _INSPECT_SECONDS = 30.0
 """How long a model may take to report on a prompt."""
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
+_READING = "it still reads the prompts that it is to have read ahead"
 """Folder names are not longer, and much longer names break a gRPC call."""
 _OPTIONAL = (
     "chat_template",
@@ -388,6 +389,7 @@ class Catalog:
         supervised = await self.supervised()
         # What `serve` knows not to serve at the moment, and whose answers are wrong, and why.
         down = {model.name: why for model in supervised if (why := model.why_not)}
+        reading = {model.name for model in supervised if model.reading}
         faults = {model.name: model.fault.in_words() for model in supervised if model.fault}
         models: dict[str, dict[str, Any]] = {}
         for report in await self.loadable():
@@ -396,6 +398,8 @@ class Catalog:
             models[name] = {"ready": name not in down, "loaded": bool(demand and demand.loaded)}
             if name in down:
                 models[name]["why"] = down[name]
+            elif name in reading and demand and demand.pinned:
+                models[name] |= {"ready": False, "why": _READING}
         for info in offered:
             if info.name in models:
                 continue
@@ -404,6 +408,8 @@ class Catalog:
             models[info.name] = {"ready": model.alive and not reasons}
             if not models[info.name]["ready"]:
                 models[info.name]["why"] = reasons[0] if reasons else model.why
+            elif info.name in reading:
+                models[info.name] = {"ready": False, "why": _READING}
             elif fault := faults.get(info.name):
                 models[info.name]["fault"] = fault
         for name in self._named:

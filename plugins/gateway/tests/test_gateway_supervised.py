@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from llmserve.client import Completion
+from llmserve.contract.report import OnDemandReport
 from llmserve.errors import ModelNotReadyError, UnreachableError
 from llmserve.server import ModelReport, ServerReport, State
 from llmserve.server.keep.control import listening
@@ -152,6 +153,32 @@ def test_a_model_whose_answers_are_wrong_is_ready_and_says_so(tmp_path: Path) ->
     assert b'llmserve_certify_fault{model_name="m"} 1.0' in metrics.text()
     assert b'llmserve_certify_checks{model_name="m"} 7.0' in metrics.text()
     assert b'llmserve_certify_judged{model_name="m"} 3.0' in metrics.text()
+
+
+def test_a_model_that_has_yet_to_read_its_prompts_is_not_ready_and_answers(
+    tmp_path: Path,
+) -> None:
+    triton, reading = Triton(), True
+    demand: OnDemandReport | None = None
+
+    async def report(_: Mapping[str, Any]) -> ServerReport:
+        return report_of(replace(READY_MODEL, reading=reading, demand=demand))
+
+    async def state() -> Mapping[str, Any]:
+        loads = cast(Any, object()) if demand else None
+        catalog = Catalog(lambda: cast(Any, triton), supervisor=tmp_path / "sock", loads=loads)
+        async with listening(tmp_path / "sock", report):
+            return await catalog.state()
+
+    found = asyncio.run(state())
+    assert (found["ready"], found["models"]["m"]["ready"]) == (False, False)
+    assert "reads" in found["models"]["m"]["why"]
+    # Who needs one on demand waits for its load alone, but one that is pinned is to be warm.
+    for pinned in (False, True):
+        demand = OnDemandReport(loaded=True, pinned=pinned, task="generate")
+        assert asyncio.run(state())["models"]["m"]["ready"] is not pinned
+    reading, demand = False, None
+    assert asyncio.run(state())["ready"]
 
 
 def test_without_serve_the_gateway_asks_every_idle_model() -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft7Validator
 
 from llmserve.builder.server_file import GATEWAY, SERVE, ServerFile, parse_toml, schema
+from llmserve.contract.warm_prompt import WarmPrompt
 from llmserve.errors import ConfigError, ModelSourceError, UsageError
 from llmserve_cli.group import cli
 from llmserve_cli.serve import serve
@@ -88,6 +89,8 @@ def test_a_file_says_what_to_build_and_how_to_serve_it(tmp_path: Path) -> None:
         (f"x = {'[' * 3000}", "llmserve.toml is "),
         ("[gateway]\nno_auth = 1", "gateway.no_auth takes true or false, not 1"),
         ("[gateway]\nfrontends = [1]", "gateway.frontends takes a list of texts, not [1]"),
+        ("[models.m]\nsource = 'x'\nwarm = 'a.txt'", "models.m.warm takes a list of paths, not"),
+        ("[models.m]\nsource = 'x'\nwarm = [1]", "models.m.warm takes a list of paths, not [1]"),
         ("x = ", "llmserve.toml is not TOML: "),
     ],
 )
@@ -98,6 +101,59 @@ def test_a_mistake_names_the_key_and_the_fix(text: str, message: str) -> None:
     assert "\n" not in str(raised.value)
     if re.search(r"takes|no key|has no", message) and not re.search(r"= (nan|inf)$", text):
         assert not Draft7Validator(schema()).is_valid(parse_toml(text))
+
+
+def test_system_prompts_are_read_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    path = written(
+        "[models.m]\nsource = 'demo'\nwarm = ['a.txt', 'more/b.txt']\n"
+        "[models.n]\nsource = 'demo'\nwarm = []\n",
+        "sub/llmserve.toml",
+    )
+    written("You help.\nAlways.\n", "sub/a.txt")
+    Path("sub/more").mkdir()
+    Path("sub/more/b.txt").write_bytes("Du hilfst: für alle.\r\n".encode())
+    prompts = ServerFile.read(path, named=False).warm_prompts()
+    assert prompts == {
+        "m": (
+            WarmPrompt("a.txt", "You help.\nAlways."),
+            WarmPrompt("b.txt", "Du hilfst: für alle."),
+        )
+    }
+    Draft7Validator(schema()).validate(parse_toml(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "there is no file "),
+        (".", None, "there is no file "),
+        ("/dev/zero", None, "there is no file /dev/zero"),
+        ("big.txt", b"x" * ((1 << 20) + 1), "is over 1 MB: no model reads that much at once"),
+        ("bad.txt", b"\xff\xfe", "cannot be read: it is no UTF-8"),
+        ("empty.txt", b" \n", "is empty"),
+    ],
+)
+def test_a_system_prompt_that_cannot_be_read_is_named_in_a_line(
+    name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        Path(name).write_bytes(content)
+    path = written(f"[models.m]\nsource = 'demo'\nwarm = ['{name}']")
+    file = ServerFile.read(path)
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        file.warm_prompts()
+    assert str(raised.value).startswith("llmserve.toml: models.m.warm: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_was_only_found_names_no_prompt_elsewhere() -> None:
+    path = written("[models.m]\nsource = 'demo'\nwarm = ['a.txt', '../secret.txt']")
+    with pytest.raises(ConfigError, match=r"models\.m\.warm is outside of the folder"):
+        ServerFile.read(path, named=False)
+    assert len(ServerFile.read(path).warm["m"]) == 2
+    many = written(f"[models.m]\nsource = 'demo'\nwarm = {['a.txt'] * 9}")
+    with pytest.raises(ConfigError, match="names more than 8 files"):
+        ServerFile.read(many)
 
 
 def test_a_file_that_is_not_there_is_reported() -> None:

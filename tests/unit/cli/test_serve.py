@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve.contract.report import ServerReport, State
+from llmserve.contract.warm_prompt import WarmPrompt
 from llmserve.errors import UsageError
 from llmserve.server import Running, Serving
 from llmserve_cli import serve as serve_module
@@ -151,6 +152,42 @@ def test_pages_are_kept_where_and_how_many_serve_is_told(
     scopes = [arguments[-2:] for _, arguments in seen]
     assert "--warm-scope" not in seen[0][1]
     assert scopes[1:] == [["--warm-scope", "key"], ["--warm-scope", "all"]]
+
+
+def test_prompts_that_models_read_ahead_are_read_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Any] = []
+
+    def build(*_: Any) -> Any:
+        return tmp_path / "models", ()
+
+    def check(settings: Any, *_: Any) -> Any:
+        seen.append(settings.warm_prompts)
+        raise UsageError("seen")
+
+    def served(*words: str) -> str:
+        return str(CliRunner().invoke(cli, ["serve", *words], standalone_mode=False).exception)
+
+    monkeypatch.setattr(serve_module, "_checked", check)
+    Path("models").mkdir()
+    Path("llmserve.toml").write_text(
+        "[models.m]\nsource = 'demo'\nwarm = ['system.txt']\n", encoding="utf-8"
+    )
+    assert "models.m.warm: there is no file" in served(), "and nothing was built"
+    assert not list(Path("models").iterdir())
+    Path("system.txt").write_text("You help.\n", encoding="utf-8")
+    Path("keys.json").write_text("[]", encoding="utf-8")
+    monkeypatch.setattr(serve_module, "served_repository", build)
+    keyed = ["--keys", "keys.json"]
+    assert served("--warm", "1", *keyed) == (
+        "with --keys and --warm, no request finds the prompts that models read ahead: "
+        "--warm-scope all, or leave out warm of the models"
+    )
+    for words in ([], keyed, ["--warm", "1"], ["--warm", "1", *keyed, "--warm-scope", "all"]):
+        assert served(*words) == "seen"
+    assert seen == [{"m": (WarmPrompt("system.txt", "You help."),)}] * 4
 
 
 def test_pages_are_not_kept_in_a_container(tmp_path: Path) -> None:

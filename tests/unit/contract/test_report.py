@@ -60,8 +60,8 @@ def test_the_keys_are_those_that_scripts_read() -> None:
             "frontends", "stopping"} <= content.keys()  # fmt: skip
     assert content["models"] == [{
         "name": "m", "state": "ready", "why": "", "restarts": 0, "code": "", "loads": 2,
-        "failing": "", "note": "", "fingerprint": "", "loaded": True, "size": 7, "pinned": False,
-        "waited_for": False, "task": "generate", "adapters": ["sql"],
+        "failing": "", "note": "", "fingerprint": "", "reading": False, "loaded": True, "size": 7,
+        "pinned": False, "waited_for": False, "task": "generate", "adapters": ["sql"],
     }]  # fmt: skip
 
 

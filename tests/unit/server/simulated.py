@@ -17,6 +17,7 @@ from llmserve.server.keep.memory import Memory, TritonMemory
 from llmserve.server.keep.picture import (
     Canary,
     Checked,
+    HasRead,
     Heard,
     ModelPicture,
     Picture,
@@ -68,10 +69,16 @@ class Triton:
         self.heard: list[Canary] = []
         self.checked: list[tuple[float, Checked]] = []
         """When answers to checks come, and what comes."""
+        self.has_read: list[tuple[float, HasRead]] = []
+        """When a model has read its warm prompts, and what came of it."""
         self.started_with: list[tuple[str, ...]] = []
 
     def of(self, name: str) -> Model:
         return self.models.setdefault(name, Model())
+
+    def load_number(self, name: str) -> int:
+        """Return which of its loads a model has: another number after each, and after a start."""
+        return 1000 * len(self.started_with) + self.of(name).all_loads
 
     def has(self, *names: str) -> None:
         for name in names:
@@ -105,7 +112,7 @@ class Triton:
             model.loads_at, model.failure = None, "it did not respond for a second, or ended"
 
     def hear(self, heard: Heard, name: str = "", why: str = "no answer") -> None:
-        loads = self.of(name).all_loads if name else -1
+        loads = self.load_number(name) if name else -1
         self.heard.append(Canary(heard, name, why, loads))
 
     # Time
@@ -160,10 +167,12 @@ class Triton:
         heard, self.heard = tuple(self.heard), []
         checked = tuple(each for at, each in self.checked if at <= now)
         self.checked = [(at, each) for at, each in self.checked if at > now]
+        has_read = tuple(each for at, each in self.has_read if at <= now)
+        self.has_read = [(at, each) for at, each in self.has_read if at > now]
         models = {name: self._picture_of(name, now) for name in {*self.models, *self.world.offered}}
         return TritonPicture(
             models, self.ended, self.is_stopped, self.is_stuck, start=start, canaries=heard,
-            checked=checked, resources="idle",
+            checked=checked, has_read=has_read, resources="idle",
         )  # fmt: skip
 
     def _picture_of(self, name: str, now: float) -> ModelPicture:
@@ -173,7 +182,7 @@ class Triton:
         return ModelPicture(
             has_folder=name not in self.world.removed,
             not_asked=self.world.not_asked if model.loads_at is None and not model.loads else "",
-            load_number=model.all_loads, is_loaded=model.loads > 0, failure=model.failure,
+            load_number=self.load_number(name), is_loaded=model.loads > 0, failure=model.failure,
             is_loading=model.loads_at is not None,
             is_hopeless=model.failure.startswith("ImportError"),
             is_unhealthy="did not respond" in model.failure,
@@ -213,6 +222,10 @@ class World:
         self.check: Callable[[actions.CheckAnswer], Checked] | None = None
         """How a model answers when it is asked a known answer again."""
         self.reported: list[actions.ReportFault] = []
+        self.reads_in = 5.0
+        """The seconds in which a model reads its warm prompts."""
+        self.unread: tuple[str, ...] = ()
+        """Why models cannot."""
         self.sizes: dict[str, float] = {}
         self.lines: list[str] = []
         self.done: list[Action] = []
@@ -369,6 +382,10 @@ class World:
                 assert self.check is not None
                 found = self.check(action)
                 triton.checked.append((self.now + found.took, found))
+            case actions.ReadAhead(model=name):
+                number, tokens = triton.load_number(name), 0 if self.unread else 1234
+                read = HasRead(name, number, self.reads_in, tokens, self.unread)
+                triton.has_read.append((self.now + self.reads_in, read))
             case actions.ReportFault():
                 self.reported.append(action)
 
