@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from llmserve.plugin import UnservedError
+from llmserve_openvino.capped_attention import Cap
 from llmserve_openvino.own_attention import OwnAttention, repeated
 from llmserve_openvino.recurrent_layers import Recurrence
 
@@ -45,6 +46,8 @@ class Past(DynamicCache):  # type: ignore[misc]
         self.present: list[Tensor] = []
         self.heads: set[int] = set()
         """How many of them layers have that attend here."""
+        self.caps: list[Cap | None] = []
+        """How each of those layers caps its scores."""
         self._appended: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,8 +127,6 @@ class Attention:
         position_bias: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        if softcap is not None:
-            raise UnservedError("caps its attention scores (attn_logit_softcapping)")
         if position_bias is not None or attention_mask is None:
             raise UnservedError("has a mask of its own in its attention")
         self._cache.heads.add(int(query.shape[1]))
@@ -134,8 +135,14 @@ class Attention:
             raise UnservedError(_UNEQUAL)
         keys, values = self._cache.append(key, value)
         count = query.shape[1] // key.shape[1]
+        # A trace has none: what reads pages is told of it.
+        widths = int(key.shape[3]), int(value.shape[3])
+        cap = None if softcap is None else Cap(softcap, int(key.shape[1]), int(count), *widths)
+        self._cache.caps.append(cap)
         keys, values = repeated(keys, count), repeated(values, count)
         sinks = getattr(_module, "sinks", None) if s_aux is None else s_aux
+        if cap and sinks is not None:
+            raise UnservedError("caps its attention scores beside sinks")
         if sinks is None:
             output = functional.scaled_dot_product_attention(
                 query, keys, values, attention_mask, scale=scaling

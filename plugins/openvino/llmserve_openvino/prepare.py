@@ -51,6 +51,11 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     draft = draft_context(context)
     config, length = source.config(), _length(source.config())
     text_config = config.get("text_config") or config
+    if text_config.get("attn_logit_softcapping") and options["kv_cache"] == "u8":
+        raise OptionError(
+            f"{source.asked} caps its attention scores: its cache cannot be in 8 bits",
+            hint="leave out kv_cache, or choose f16",
+        )
     placement, served = _place_or_convert(context, _FOLDER)
     place_adapters(context, RUNTIME, placement)
     if served and (length is None or served < length):

@@ -13,6 +13,7 @@ import numpy as np
 from llmserve.graphs import openvino as ov
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, Lora, LoraError, memory
+from llmserve_openvino.capped_attention import apply_caps, check_cache
 from llmserve_openvino.lora import OWN, OpenVinoProducts, add_products, product_shapes
 from llmserve_openvino.mapping import release
 from llmserve_openvino.own_attention import apply_told
@@ -58,6 +59,7 @@ class OpenVinoRunner:
         # The file may be another model's by the time that this one is compiled again: it stays
         # mapped as it was read.
         self._graph = graph
+        check_cache(graph, str(properties.get("KV_CACHE_PRECISION", "")))
         self.adapters = OpenVinoProducts(product_shapes(self._graph), half=self._half)
         for lora in expected:
             with suppress(LoraError):
@@ -249,6 +251,7 @@ def paged(model: Any) -> Any:
     try:
         use_paged_attention(model)
         apply_told(model)
+        apply_caps(model, PAGE_SIZE)
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise IncompatibleError(

@@ -18,6 +18,7 @@ from llmserve.graphs import StoredWeights
 from llmserve.graphs import openvino as ov
 from llmserve.plugin import UnservedError
 from llmserve_openvino.attention import Attention, Past, replaced
+from llmserve_openvino.capped_attention import tell_caps
 from llmserve_openvino.compare import window
 from llmserve_openvino.own_attention import OwnAttention, tell
 from llmserve_openvino.recurrent_layers import STATE, Recurrence, keeps_states, state_extensions
@@ -158,6 +159,7 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     converted.validate_nodes_and_infer_types()
     if cache.own is not None:
         tell(converted, cache.own.layers)
+    tell_caps(converted, cache.caps)
     return converted
 
 

@@ -13,7 +13,6 @@ from llmserve.plugin import BuildSpec, Registry, UnservedError, demo_model_path
 
 pytestmark = pytest.mark.long
 STATES = {"attention_hidden_size": 32}
-CAPPED = {"head_dim": 8, "num_key_value_heads": 2}
 
 
 def model_of(folder: Path, family: str, **settings: Any) -> Path:
@@ -33,7 +32,6 @@ def model_of(folder: Path, family: str, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("family", "settings", "plugin", "words"),
     [
-        ("Gemma2", CAPPED, "iterative", ["caps its attention scores"]),
         ("Rwkv", STATES, "iterative", ["keep a state"]),
     ],
 )

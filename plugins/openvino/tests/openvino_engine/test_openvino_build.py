@@ -234,7 +234,6 @@ def test_experts_are_stored_in_the_requested_format(tmp_path: Path, weight_forma
     [
         ("Falcon", {"alibi": True, "multi_query": False}, "ALiBi in a mask of its own"),
         ("Rwkv", {"attention_hidden_size": 32}, "keep a state"),
-        ("Gemma2", {"head_dim": 8}, "caps its attention scores"),
     ],
 )
 def test_a_model_that_cannot_be_computed_is_refused(
@@ -245,6 +244,13 @@ def test_a_model_that_cannot_be_computed_is_refused(
     with pytest.raises(UnservedError, match=words) as caught:
         llmserve.build("openvino", str(model), output=tmp_path / "repository")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_capped_model_with_a_cache_in_8_bits_is_refused(tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model", "Gemma2", head_dim=8)
+    with pytest.raises(OptionError, match="caps its attention scores"):
+        llmserve.build("openvino", str(model), output=tmp_path / "repository", kv_cache="u8")
     assert not (tmp_path / "repository").exists()
 
 

@@ -15,8 +15,9 @@ import torch
 import transformers
 
 from llmserve.graphs import StoredWeights, parts
-from llmserve.plugin import UnservedError
+from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner, StateRunner, run_batch
+from llmserve.runtime.causal import off_by, scores
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
 from llmserve.testing.tiny_models import VOCAB, make_model
@@ -131,6 +132,15 @@ STATES: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    # Caps that most of its scores reach.
+    "gemma2": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 8,
+    },
+    "vaultgemma": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "attn_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 8,
+    },
     "mistral": {}, "qwen3_moe": {}, "mixtral": {},
     "dbrx": {
         "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
@@ -167,13 +177,62 @@ def other_model(family: str) -> Any:
     return model.requires_grad_(False)
 
 
-@pytest.mark.parametrize("family", ["bloom", "gpt_neo", "lfm2"])
+@pytest.mark.parametrize("family", ["bloom", "gpt_neo", "lfm2", "gemma2"])
 def test_what_is_told_to_openvino_is_in_the_file(family: str, tmp_path: Path) -> None:
     model = other_model(family)
     openvino.save_model(convert(own := deepcopy(model), StoredWeights(own)), tmp_path / "model.xml")
     runner = make_runner(tmp_path / "model.xml", EXACT, cache_tokens=64 * PAGE_SIZE, sequences=4)
     for found, expected in zip(answers(runner, 4), answers(WholeTexts(model), 4), strict=True):
         assert found[0] == expected[0]
+
+
+def test_a_capped_model_generates_as_the_original_does() -> None:
+    """Longer than its windows, in pieces, and beside others that began before."""
+    model = other_model("gemma2")
+    uncapped = other_model("gemma2")
+    for layer in uncapped.model.layers:
+        layer.self_attn.attn_logit_softcapping = None
+    rng = random.Random(8)
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (70, 9, 45, 100)]
+    expected, others = (
+        [
+            each.generate(
+                torch.tensor([ids]), max_new_tokens=20, min_new_tokens=20, do_sample=False
+            )[0, len(ids) :].tolist()
+            for ids in prompts
+        ]
+        for each in (model, uncapped)
+    )
+    assert expected != others
+    converted = convert(other := deepcopy(model), StoredWeights(other))
+    for chunk, sequences in ((16, 4), (100, 2)):
+        runner = make_runner(converted, EXACT, cache_tokens=64 * PAGE_SIZE, sequences=4)
+        engine = Engine(runner, ByteTokenizer(), max_sequences=sequences, prefill_chunk=chunk)
+        found = [generation(ids, 20, min_tokens=20) for ids in prompts]
+        for request in found:
+            engine.admit(request)
+            assert not engine.step().failed
+        while engine.busy:
+            assert not engine.step().failed
+        assert [request.token_ids for request in found] == expected
+
+
+@pytest.mark.parametrize(("kind", "near"), [("f16", 0.02), ("u8", None)])
+def test_a_capped_model_has_its_cache_in_16_bits_but_not_in_8(
+    kind: str, near: float | None
+) -> None:
+    model = other_model("gemma2")
+    converted = convert(other := deepcopy(model), StoredWeights(other))
+    properties = {**EXACT, "KV_CACHE_PRECISION": kind}
+    if near is None:
+        with pytest.raises(IncompatibleError, match="cannot have its cache in 8 bits"):
+            make_runner(converted, properties, cache_tokens=99, sequences=1)
+        return
+    text = list(range(60))
+    runner = make_runner(converted, properties, cache_tokens=99, sequences=1)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([text])).logits[0]
+    assert off_by(scores(runner, [text])[0], expected) < near
 
 
 # All sequences of the test are within the original length, where a build ends the context.
@@ -259,6 +318,7 @@ def test_a_large_model_is_compared_layer_by_layer(family: str) -> None:
     ("config", "served"),
     [
         (transformers.Gemma3TextConfig(), None),
+        (transformers.Gemma2Config(), None),
         (transformers.DeepseekV3Config(), None),
         (transformers.GptOssConfig(), None),
         # Its router's weights are read without their module, and some experts have none.
@@ -274,7 +334,6 @@ def test_a_small_model_shows_how_far_a_kind_is_exact(config: Any, served: int | 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (transformers.Gemma2Config(), "caps its attention scores"),
         (transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2), "keep a state"),
         (transformers.OpenAIGPTConfig(), "no cache of keys and values"),
         (transformers.CpmAntConfig(), "more to its attention scores"),
