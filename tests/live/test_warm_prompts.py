@@ -52,6 +52,7 @@ def cached(serving: Serving, question: str, system: str = SYSTEM) -> int:
     return int(details["cached_tokens"])
 
 
+@pytest.mark.long
 def test_the_first_conversation_finds_the_system_prompt_read_and_after_a_death_too(
     serving: Serving,
 ) -> None:
