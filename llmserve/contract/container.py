@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from llmserve.contract.tensors import declared_texts
+
 __all__ = [
     "GRPC_PORT",
     "HF_HOME",
@@ -322,11 +324,31 @@ def start(
     return [server, f"--model-repository={models}"]
 
 
-def select(models: Sequence[str], folder: str, repository: str = MODELS) -> str:
+def select(
+    models: Sequence[str],
+    folder: str,
+    repository: str = MODELS,
+    texts: Mapping[str, tuple[str, str]] | None = None,
+) -> str:
     """Return the shell command that links models of the container into a folder to serve.
 
     Triton could also be told their names, but only in the mode in which it loads models for
-    whoever asks, and a model is code.
+    whoever asks, and a model is code. Those with ``texts`` are linked file by file, with a copy of
+    their configuration that names their tensors for the text in and out.
     """
-    paths = " ".join(shlex.quote(f"{repository}/{name}") for name in models)
-    return f"mkdir -p {folder} && ln -sf {paths} {folder}"
+    texts = texts or {}
+    paths = [shlex.quote(f"{repository}/{name}") for name in models if name not in texts]
+    steps = [f"mkdir -p {folder}"]
+    steps += [f"ln -sf {' '.join(paths)} {folder}"] if paths else []
+    for name in models:
+        if name in texts:
+            model, links = shlex.quote(f"{repository}/{name}"), shlex.quote(f"{folder}/{name}")
+            declared = shlex.join(declared_texts(texts[name]))
+            steps += [
+                # Made anew, since a container that starts again has what it made before.
+                f"rm -rf {links} && mkdir {links} && ln -s {model}/* {links}",
+                f"rm {links}/config.pbtxt",
+                f"{{ cat {model}/config.pbtxt && printf '\\n%s' {declared}; }} "
+                f"> {links}/config.pbtxt",
+            ]
+    return " && ".join(steps)

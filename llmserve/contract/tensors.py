@@ -47,6 +47,20 @@ USAGE = (
 DECLARED_TEXTS = {name: f"llmserve.{name}" for name in (TEXT_INPUT.name, TEXT_OUTPUT.name)}
 """Parameters of a configuration that name these tensors, where somebody else's model calls them
 otherwise; ``serve`` adds them for what ``llmserve.toml`` says."""
+
+
+def declared_texts(texts: tuple[str, str]) -> tuple[str, ...]:
+    """Return the lines that a configuration needs for the names of its texts in and out.
+
+    >>> declared_texts(("PROMPT", "ANSWER"))[0]
+    'parameters { key: "llmserve.text_input" value { string_value: "PROMPT" } }'
+    """
+    return tuple(
+        f'parameters {{ key: "{parameter}" value {{ string_value: "{tensor}" }} }}'
+        for parameter, tensor in zip(DECLARED_TEXTS.values(), texts, strict=True)
+    )
+
+
 PROMPT_REPORT = Tensor(TEXT_OUTPUT.name, TEXT_OUTPUT.data_type)
 """``text_output`` of a model that answers with values: only how it reads a prompt."""
 TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)

@@ -214,8 +214,9 @@ def test_pip_finds_all_that_the_images_of_a_deployment_ask_for(
     (repository / "m").mkdir(parents=True)
     (repository / "m" / "config.pbtxt").touch()
     replace(MODEL, recipe="hf").write(repository / "m")
-    options = {"gateway_image": "llmserve-ray"} if target == "ray" else {}
-    d = replace(describe(repository, baked=target == "ray", **options), wheels=wheels_in(wheels))
+    gateway_image = "llmserve-ray" if target == "ray" else "llmserve-gateway"
+    d = describe(repository, baked=target == "ray", gateway_image=gateway_image)
+    d = replace(d, wheels=wheels_in(wheels))
     text = str(files_of(target, d, tmp_path / "out", dashboard=False)[file])
     image = re.search(r"(?m)^FROM (\S+)$", text)
     assert image

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from llmserve.contract.container import (
     release_from_help,
     release_of_server,
 )
-from llmserve.contract.tensors import DECLARED_TEXTS
+from llmserve.contract.tensors import declared_texts
 from llmserve.errors import ServerError, UsageError
 from llmserve.server.settings import Ports, ServerSettings
 from llmserve.server.tracing import trace_arguments
@@ -114,10 +115,13 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
         folder.mkdir()
         for name in settings.names():
             link_model(repository / name, folder / name, settings.texts.get(name))
-    elif settings.models:
+    elif settings.models or settings.texts:
         folder.mkdir()
-        for name in settings.models:
-            (folder / name).symlink_to(repository / name)
+        for name in settings.names():
+            if name in settings.texts:
+                link_model(repository / name, folder / name, settings.texts[name])
+            else:
+                (folder / name).symlink_to(repository / name)
     else:
         folder.symlink_to(repository)
     return folder
@@ -179,11 +183,9 @@ def _link(model: Path, links: Path, texts: tuple[str, str] | None) -> None:
 
 
 def _declare_texts(config: Path, texts: tuple[str, str] | None) -> None:
-    for parameter, tensor in zip(DECLARED_TEXTS.values(), texts or (), strict=False):
+    if texts:
         with config.open("a", encoding="utf-8") as file:
-            file.write(
-                f'\nparameters {{ key: "{parameter}" value {{ string_value: "{tensor}" }} }}'
-            )
+            file.writelines(f"\n{line}" for line in declared_texts(texts))
 
 
 def launch_scripts(settings: ServerSettings) -> list[str]:
@@ -280,6 +282,8 @@ def _release_of(server: Path) -> Release:
 
 # A container, started through the docker command.
 
+_SELECTED = "/tmp/selected"
+"""Where a container has links to models whose configuration is completed."""
 # Inside, the server listens on every interface of the container; only --publish exposes its ports.
 _INSIDE = Ports(
     "0.0.0.0",  # noqa: S104
@@ -371,13 +375,17 @@ def docker_arguments(
         *(f"--ulimit={name}={value}" for name, value in ULIMITS.items()),
         *(("--gpus=all",) if gpus else ()),
         settings.image,
-        *server_command(
-            settings,
-            "tritonserver",
-            triton_args(settings, replace(instance, ports=inside), triton),
-            repository=MODELS,
-        ),
+        *_command_inside(settings, triton_args(settings, replace(instance, ports=inside), triton)),
     )
+
+
+def _command_inside(settings: ServerSettings, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the server's command in a container, where links are made if models need them."""
+    if not settings.texts:
+        return server_command(settings, "tritonserver", arguments, repository=MODELS)
+    command = server_command(settings, "tritonserver", arguments, repository=_SELECTED)
+    links = container.select(settings.names(), _SELECTED, MODELS, settings.texts)
+    return ("sh", "-c", f"{links} && exec {shlex.join(command)}")
 
 
 def _mount(source: Path, target: str, mode: str = "readonly") -> str:

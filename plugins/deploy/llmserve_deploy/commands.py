@@ -90,7 +90,7 @@ def _deploy(
 ) -> None:
     del config  # FileCommand has read it.
     from llmserve.errors import UsageError
-    from llmserve.plugin import wheels_named
+    from llmserve.plugin import server_file_of, wheels_named
     from llmserve_deploy.description import describe
     from llmserve_deploy.files import rendered, write
     from llmserve_deploy.images import vendored_wheels
@@ -108,6 +108,8 @@ def _deploy(
         require_packages()
     wheels = vendored_wheels() if vendor else {}
     settings["wheels"] = wheels_named(wheels)
+    file = server_file_of(click.get_current_context())
+    settings["texts"] = dict(file.texts) if file is not None else {}
     deployment = describe(repository, baked=target != "compose", **settings)
     files = rendered(files_of(target, deployment, out, dashboard=dashboard)) | wheels
     write(files, out, force=force)

@@ -16,7 +16,10 @@ def settings_of(file: ServerFile) -> dict[str, Any]:
     machine, and are left out: what opens a deployment to everyone is said where it is made.
     """
     _check_built(file)
-    settings: dict[str, Any] = {"repository": file.repository, "models": list(file.models)}
+    settings: dict[str, Any] = {
+        "repository": file.repository,
+        "models": [*file.models, *file.texts],
+    }
     if "replicas" in file.serve:
         settings["replicas"] = file.serve["replicas"]
     if "grace" in file.serve:

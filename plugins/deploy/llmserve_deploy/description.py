@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ class Deployment:
     """The model whose own script starts Triton, if it needs several processes."""
     references: tuple[str, ...]
     """Folders outside the repository that models need."""
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The tensors for the text in and out of models that others wrote, by the models' names."""
     name: str = "llmserve"
     gateway_image: str = "llmserve-gateway"
     replicas: int = 2
@@ -133,15 +135,17 @@ class Deployment:
 
     def triton_command(self, models: str = MODELS, host: str = "") -> list[str]:
         """Return the command that starts Triton on a folder of models, on one address or all."""
-        served = _SELECTED if self.models else models
+        selects = bool(self.models or self.texts)
+        served = _SELECTED if selects else models
         words = start(served, engine=self.script, repository=models)
         words += addresses(self.triton, host)
         ports = (("http", HTTP_PORT), ("grpc", GRPC_PORT), ("metrics", METRICS_PORT))
         words += [f"--{protocol}-port={port}" for protocol, port in ports]
         words += [f"--exit-timeout-secs={self.grace}", *closed(self.triton)]
-        if not self.models:
+        if not selects:
             return words
-        return ["sh", "-c", f"{select(self.folders, served, models)} && exec {shlex.join(words)}"]
+        links = select(self.folders, served, models, self.texts)
+        return ["sh", "-c", f"{links} && exec {shlex.join(words)}"]
 
     def gateway_command(self, triton: str) -> list[str]:
         """Return the command that starts the gateway for a Triton at this address."""
@@ -158,7 +162,13 @@ class Deployment:
 
 
 def describe(
-    repository: Path, *, baked: bool, models: Sequence[str] = (), image: str = "", **settings: Any
+    repository: Path,
+    *,
+    baked: bool,
+    models: Sequence[str] = (),
+    image: str = "",
+    texts: Mapping[str, tuple[str, str]] | None = None,
+    **settings: Any,
 ) -> Deployment:
     """Read a repository and complete the settings, or raise a one-line error.
 
@@ -214,6 +224,7 @@ def describe(
         folders=loaded,
         script=scripts[0] if scripts else "",
         references=outside,
+        texts={name: each for name, each in (texts or {}).items() if name in loaded},
         **settings,
     )
 

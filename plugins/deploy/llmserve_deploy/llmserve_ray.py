@@ -60,6 +60,7 @@ class Triton:
             metrics_port=0,
             models=tuple(args["load"]),
             grace=args["grace"],
+            texts={name: (text, answer) for name, (text, answer) in args.get("texts", {}).items()},
         )
         self._ready = asyncio.Event()
 

@@ -106,6 +106,7 @@ def _serve_config(d: Deployment, repository: str, host: str, keys: str) -> Data:
                 "repository": repository,
                 "load": list(d.folders) if d.models else [],
                 "models": list(d.models),
+                **({"texts": {n: [*each] for n, each in d.texts.items()}} if d.texts else {}),
                 "keys": None if d.no_auth else keys,
                 "open_metrics": d.open_metrics,
                 "concurrency": d.concurrency,

@@ -352,7 +352,10 @@ def test_a_dockerfile_of_ones_own_says_which_triton_it_has(repository: Path) -> 
 
 
 def test_quantities_and_claims_of_kubernetes_are_accepted(repository: Path) -> None:
-    for more in ({"cpus": "0.5"}, {"cpus": "500m"}, {"memory": "1.5Gi"}, {"volume": "2024.models"}):
+    wanted: list[dict[str, Any]] = [
+        {"cpus": "0.5"}, {"cpus": "500m"}, {"memory": "1.5Gi"}, {"volume": "2024.models"}
+    ]  # fmt: skip
+    for more in wanted:
         describe(repository, baked=True, **more)
 
 
@@ -478,6 +481,36 @@ def test_a_file_says_what_to_deploy_and_options_come_first(
     ):
         result = CliRunner().invoke(deploy, ["compose", "--out", "none", *words])
         assert error in str(result.exception)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("volume", [[], ["--volume", "claim"]], ids=["image", "volume"])
+def test_a_model_of_others_keeps_the_three_lines_that_declare_it(
+    target: str, volume: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models/own/1").mkdir(parents=True)
+    Path("models/own/config.pbtxt").write_text('backend: "python"', encoding="utf-8")
+    Path("llmserve.toml").write_text(
+        'repository = "models"\n[models.own]\ninput = "PROMPT"\noutput = "ANSWER"\n',
+        encoding="utf-8",
+    )
+    words = [target, "--out", "out", "--check", *(volume if target != "compose" else [])]
+    result = CliRunner().invoke(deploy, words)
+    assert result.exit_code == 0, result.output
+    files = [path for path in Path("out").rglob("*") if path.is_file()]
+    written = " ".join("".join(path.read_text(encoding="utf-8") for path in files).split())
+    if target == "ray":
+        # Its application starts Triton as `serve` does.
+        assert "texts: own: - PROMPT - ANSWER" in written
+    else:
+        where = "/mnt/models" if (target, bool(volume)) == ("kserve", True) else "/models"
+        assert f"{{ cat {where}/own/config.pbtxt && printf" in written
+        assert 'string_value: "PROMPT"' in written
+    result = CliRunner().invoke(deploy, [target, "models", "--out", "plain"])
+    assert result.exit_code == 0, result.output
+    plain = [path for path in Path("plain").rglob("*") if path.is_file()]
+    assert not any(b"PROMPT" in path.read_bytes() for path in plain), "nothing says so there"
 
 
 def test_edited_files_are_not_overwritten_and_nothing_is_deleted(

@@ -24,6 +24,7 @@ from llmserve.contract.container import (
     release,
     release_from_help,
     release_of_server,
+    select,
     triton_of,
 )
 from llmserve.errors import ServerError
@@ -209,3 +210,27 @@ def test_the_grpc_that_is_installed_refuses_the_name_of_the_lock() -> None:
 def test_what_a_client_does_not_read_is_bounded_where_triton_can() -> None:
     bounded = [t.container for t in ALL if "--grpc-max-response-pool-size=16384" in closed(t)]
     assert bounded == [name for name in SERVERS if name >= "25.03"]
+
+
+def test_the_links_of_a_container_name_the_texts_of_what_others_wrote(tmp_path: Path) -> None:
+    models, folder = tmp_path / "models", tmp_path / "selected"
+    for name in ("own", "ours"):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "1/model.py").write_text(name)
+        (models / name / "config.pbtxt").write_text('input { name: "PROMPT" }  # no end of line')
+    texts = {"own": ("PROMPT", "ANSWER")}
+    command = select(["own", "ours"], str(folder), str(models), texts)
+    for _ in range(2):  # A container that starts again has the links already.
+        subprocess.run(["sh", "-c", command], check=True)
+        assert (folder / "own/1/model.py").read_text() == "own"
+        assert (folder / "ours/1/model.py").read_text() == "ours"
+        own = Repository.open(folder).models["own"].config
+        assert own is not None
+        assert {name: each.string_value for name, each in own.parameters.items()} == {
+            "llmserve.text_input": "PROMPT", "llmserve.text_output": "ANSWER"
+        }  # fmt: skip
+        assert [each.name for each in own.input] == ["PROMPT"]
+        assert (
+            folder / "ours/config.pbtxt"
+        ).read_text() == 'input { name: "PROMPT" }  # no end of line'
+    assert "llmserve" not in (models / "own/config.pbtxt").read_text()

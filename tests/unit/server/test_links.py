@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ServerError
-from llmserve.server.find.launch import link_model
+from llmserve.server import ServerSettings
+from llmserve.server.find.launch import link_model, link_models
 from llmserve.server.keep.control import control_folder
 from llmserve.server.workarounds import keep_model, withdraw_model
 
@@ -111,3 +112,15 @@ def test_a_folder_of_sockets_that_others_can_read_is_refused(
     (tmp_path / "llmserve").symlink_to(folder_of_another_user)
     with pytest.raises(ServerError):
         control_folder()
+
+
+def test_a_server_that_cannot_renew_its_models_has_their_texts_too(tmp_path: Path) -> None:
+    for name in ("own", "ours"):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").touch()
+    settings = ServerSettings(tmp_path / "models", texts={"own": ("PROMPT", "ANSWER")})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    links = link_models(settings, scratch)
+    assert "PROMPT" in (links / "own/config.pbtxt").read_text()
+    assert (links / "ours").is_symlink()

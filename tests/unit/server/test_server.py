@@ -108,6 +108,17 @@ def test_a_container_gets_ports_and_mounts_and_never_the_token(
     ]
 
 
+def test_a_container_makes_links_for_models_of_others(instance: Instance, tmp_path: Path) -> None:
+    for name in ("own", "ours"):
+        (tmp_path / name).mkdir()
+    settings = ServerSettings(tmp_path, texts={"own": ("PROMPT", "ANSWER")})
+    *_, shell, flag, command = docker_arguments(settings, instance, CURRENT, gpus=False)
+    assert (shell, flag) == ("sh", "-c")
+    assert "/models/ours /tmp/selected" in command
+    assert 'value { string_value: "ANSWER" }' in command
+    assert " && exec tritonserver --model-repository=/tmp/selected --id=" in command
+
+
 def test_auto_prefers_a_server_on_path_and_names_all_runtimes_if_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
