@@ -26,6 +26,8 @@ class Engine:
     image: str = ""
     """What an image of it is called, as a regular expression."""
     port: int = 8000
+    newest_port: int = 0
+    """The port of its newest sources, if another: a command does not say what it starts."""
     container_port: int = 0
     """The port in its image, if another."""
     host: str = ANYWHERE
@@ -94,8 +96,8 @@ ENGINES: tuple[Engine, ...] = (
     ),
     Engine(
         "llama.cpp", (("llama-server",), ("llama-cpp-server",)), LLAMA,
-        image=r"llama\.cpp:|llama-server:", port=8080, host="127.0.0.1",
-        key_variable="LLAMA_API_KEY", prefix="LLAMA_ARG_",
+        image=r"llama\.cpp:|llama-server:", port=8080, newest_port=9931,
+        host="127.0.0.1", key_variable="LLAMA_API_KEY", prefix="LLAMA_ARG_",
         variables={"LLAMA_API_KEY": "--api-key", "LLAMA_ARG_N_PARALLEL": "--parallel",
                    "LLAMA_ARG_HF_REPO": "--hf-repo", "LLAMA_ARG_CONT_BATCHING": "--cont-batching"},
     ),

@@ -388,6 +388,9 @@ class _Adoption:
             published = self._published = offered[0]
             text = f"port {published.here}:{published.inside}"
             port = Value(published.here, Origin(file, published.line, text))
+        elif given is None and engine.newest_port:
+            instead = f"{port.value} is written, and its newest sources say {engine.newest_port}"
+            adopted.miss(port.origin, f"{instead}: see which one it listens on")
         text = str(port.value)
         if not text.isdecimal() or not 0 < int(text) < 1 << 16:
             adopted.miss(port.origin, "it is no port")

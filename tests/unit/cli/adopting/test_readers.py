@@ -199,6 +199,21 @@ def test_two_servers_of_one_script_are_two_models() -> None:
     assert "only text is served" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "port", "told"),
+    [
+        ("llama-server -m a.gguf", 8080, True),
+        ("llama-server -m a.gguf --port 8080", 8080, False),
+        ("docker run -p 9000:9931 ghcr.io/ggml-org/llama.cpp:server -m a.gguf", 9000, False),
+    ],
+)
+def test_a_port_that_depends_on_the_release_is_told(line: str, port: int, told: bool) -> None:
+    Path("start.sh").write_text(f"{line}\n", encoding="utf-8")
+    result = adopt("start.sh", "--plugin", "vllm")
+    assert ServerFile.read(Path("llmserve.toml")).gateway["port"] == port
+    assert ("its newest sources say 9931" in result.stdout + result.stderr) == told
+
+
 def test_files_of_variables_are_followed_and_their_secrets_are_not_written() -> None:
     Path(".env").write_text(
         "# of the machine\nMODEL=a/b\nexport PORT='8123'  # ours\nHF_TOKEN=hf_hiddenword1\n"
