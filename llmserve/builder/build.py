@@ -260,7 +260,7 @@ def _prepare_ensemble(
         if not components:
             raise PluginError(f"{plan.describe(role)} was chosen but is in none of the models")
         prepared[role] = components[0]
-    context.folder.mkdir(parents=True)
+    context.folder.mkdir(parents=True, exist_ok=True)
     # Triton requires a version folder even without files, and git does not keep empty folders.
     (context.folder / ".keep").touch()
     # The ensemble's manifest lists the packages: all models run in the same environment.

@@ -17,21 +17,23 @@ from llmserve.plugin import (
 if TYPE_CHECKING:
     from llmserve.plugin import Assembly
 
-_LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
+LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
+"""What every part that reads requests knows of the engine."""
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
+    from llmserve.plugin import ADAPTER_OPTIONS
     from llmserve_trtllm.options import OPTIONS, SAMPLING
 
     return [
         Generator(
             name="tensorrt_llm",
             summary="A TensorRT-LLM engine, or its LLM API, as a model of an ensemble",
-            runtime=_LIMITS,
+            runtime=LIMITS,
             modes=frozenset({"inflight", "batch"}),
             inputs=SAMPLING,
-            options=OPTIONS,
+            options=(*OPTIONS, *ADAPTER_OPTIONS),
             # What its engines read is known by the TensorRT-LLM that builds them.
             quantised=lambda _: "kept",
             # No needs: an engine mostly runs on another machine, and its cache takes a share of
@@ -51,7 +53,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         Batching(
             name="inflight",
             summary="TensorRT-LLM's own: new requests join while others are running",
-            runtime=_LIMITS,
+            runtime=LIMITS,
             requires=(),
             mode="inflight",
             options=(BATCH_SIZE,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import (
@@ -16,10 +17,11 @@ from llmserve.plugin import (
     allowed,
     check_causal,
     model_vocabulary,
+    place_adapters,
     tokenizer_files,
     weight_files,
 )
-from llmserve_trtllm import engine, models, versions
+from llmserve_trtllm import LIMITS, engine, models, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
 from llmserve_trtllm.old_tokenizers import suit_tokenizer
@@ -117,11 +119,28 @@ def _assemble_llmapi(assembly: Assembly, target: BuildTarget) -> None:
     files = weight_files(part.source, pickle=options["pickle"])
     if target.guided:
         files += tokenizer_files(part.source)
-    settings = {**part.place(files, "model"), **models.llmapi_settings(target)}
-    assembly.stage(part, _LLMAPI, settings=settings)
+    placed = part.place(files, "model")
+    assembly.stage(part, _LLMAPI, settings={**placed, **models.llmapi_settings(target)})
+    if target.has_adapters:
+        limits |= _adapter_settings(assembly, part, placed)
+        assembly.prepare("generator", part)["settings"].update(limits)
+        place_adapters(context, LIMITS, limits)
     _add_other_models(assembly, target, part, limits)
     gpus = options["tensor_parallel"] * options["pipeline_parallel"]
     write_launch_script(context, target, part.name, gpus)
+
+
+def _adapter_settings(
+    assembly: Assembly, part: BuildContext, placed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Say where the adapters are, and the model that they are for.
+
+    They are with the ensemble, which is what has a name for users; all parts lie beside it.
+    """
+    source = dict(placed)
+    if "path" in placed and not Path(placed["path"]).is_absolute():
+        source["path"] = f"../../{part.name}/{part.folder.name}/{placed['path']}"
+    return {"adapters_of": assembly.context.name, "source": source}
 
 
 def _add_engine(assembly: Assembly, target: BuildTarget, limits: Mapping[str, Any]) -> BuildContext:

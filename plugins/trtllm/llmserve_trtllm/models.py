@@ -148,7 +148,7 @@ def llmapi_settings(target: BuildTarget) -> Mapping[str, Any]:
     }
     copied = (
         "stand_in", "dtype", "tensor_parallel", "pipeline_parallel",
-        "guided_decoding_backend",
+        "guided_decoding_backend", "adapter_mb", "max_loras", "max_lora_rank",
     )  # fmt: skip
     return {
         **{name: options[name] for name in copied},
@@ -169,7 +169,8 @@ def _client_tensors(target: BuildTarget, assembly: Assembly) -> tuple[list[Tenso
     formatted = assembly.outputs
     inputs: dict[str, Tensor] = {row.name: row for row in (*target.preprocessed, *target.direct)}
     # The inputs of a custom formatter or tokenizer.
-    others = [tensor for tensor in assembly.inputs if target.guided or tensor not in contract.FORMS]
+    unknown = {contract.ADAPTER, *(() if target.guided else contract.FORMS)}
+    others = [tensor for tensor in assembly.inputs if tensor not in unknown]
     inputs |= {tensor.name: tensor for tensor in others if tensor.name not in inputs}
     extra = [tensor for tensor in formatted if tensor.name != "text_output"]
     outputs = [*target.rows(tensors.CLIENT_OUTPUTS), *extra, *_scores(target, formatted)]

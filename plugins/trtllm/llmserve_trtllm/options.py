@@ -19,6 +19,7 @@ SAMPLING: tuple[Tensor, ...] = (
     Tensor("length_penalty", "TYPE_FP32"),
     Tensor("beam_width", "TYPE_INT32"),
     *(tensor for tensor in contract.FORMS if tensor.name != "grammar"),
+    contract.ADAPTER,
 )
 """The request parameters that the engine supports."""
 
@@ -55,7 +56,8 @@ class BuildOption(Option):
             if self.uses and "llmapi" not in self.uses:
                 return f"the layout llmapi serves a model without an engine and has no {self.name}"
         elif self.uses == ("llmapi",):
-            return f"{self.name} is for the layout llmapi: an engine gets its stand-in without it"
+            why = ": an engine gets its stand-in without it" if self.name == "stand_in" else ""
+            return f"{self.name} is for the layout llmapi{why}"
         elif "building" in self.uses and not options["build_engine"]:
             return f"{self.name} is for building an engine, and this engine already exists"
         elif not self.exists_in(version):
@@ -142,6 +144,22 @@ _BUILD_OPTIONS = (
     BuildOption("bls", False, "Always build tensorrt_llm_bls in addition to the ensemble."),
     BuildOption(
         "stand_in", False, "Use PyTorch where TensorRT-LLM is not installed.", uses=("llmapi",)
+    ),
+    BuildOption(
+        "max_loras",
+        8,
+        "Most adapters in a step; requests of others wait. Their memory is taken when a model with "
+        "adapters is loaded.",
+        minimum=1,
+        uses=("llmapi",),
+    ),
+    BuildOption(
+        "max_lora_rank",
+        0,
+        "Highest rank of adapters; 0 is that of those that the model has when it is loaded, and 16 "
+        "at least.",
+        minimum=0,
+        uses=("llmapi",),
     ),
     BuildOption("preprocessing_instance_count", 1, "Instances of preprocessing.", minimum=1),
     BuildOption("postprocessing_instance_count", 1, "Instances of postprocessing.", minimum=1),

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llmserve.plugin import IncompatibleError, Value
+from llmserve.plugin import ADAPTER_OPTIONS, IncompatibleError, Value
 from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.target import ALIAS, INFLIGHT, NO_EVICT, STATIC
-from llmserve_trtllm.versions import FIRST_CONFIGURABLE, FIRST_LLMAPI, Version, since
+from llmserve_trtllm.versions import (
+    FIRST_ADAPTERS,
+    FIRST_CONFIGURABLE,
+    FIRST_LLMAPI,
+    Version,
+    since,
+)
 
 _EXECUTES_STATIC = since("0.5", "0.20")
 """From 0.20 on the executor is known to refuse static batches."""
@@ -37,6 +43,7 @@ def _refusals(options: Mapping[str, Value], version: Version) -> Refusals:
         yield problem, f"choose one of {INFLIGHT}, {STATIC}"
     if version < FIRST_CONFIGURABLE:
         yield from _of_the_tutorials_version(options, version)
+    yield from _of_adapters(options, version)
     if options["layout"] == "llmapi":
         yield from _of_the_llm_api(options, version)
     else:
@@ -65,6 +72,18 @@ def _of_the_tutorials_version(options: Mapping[str, Value], version: Version) ->
     if options["build_engine"] and quantization not in ("", "int8", "int4"):
         problem = f"building for {version} does not support {quantization}"
         yield problem, "choose int8 or int4, or build for a later version"
+
+
+def _of_adapters(options: Mapping[str, Value], version: Version) -> Refusals:
+    chosen = [each.name for each in ADAPTER_OPTIONS if options[each.name] != each.default]
+    if not chosen:
+        return
+    if options["layout"] != "llmapi":
+        problem = f"an engine takes no adapters by name: {chosen[0]} has no effect"
+        yield problem, f"build with --set layout=llmapi, for {FIRST_ADAPTERS} or later"
+    elif version < FIRST_ADAPTERS:
+        problem = f"the LLM API of TensorRT-LLM {version} cannot load an adapter again"
+        yield problem, f"leave out {chosen[0]}, or build for {FIRST_ADAPTERS} or later"
 
 
 def _of_the_llm_api(options: Mapping[str, Value], version: Version) -> Refusals:

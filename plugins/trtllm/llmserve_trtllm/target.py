@@ -67,6 +67,11 @@ class BuildTarget:
         return bool(self.options["guided_decoding_backend"])
 
     @property
+    def has_adapters(self) -> bool:
+        """Whether requests can name adapters."""
+        return "adapter" in self.engine_names
+
+    @property
     def engine_echoes(self) -> bool:
         """Whether an unstreamed answer begins with the prompt; a stream never does."""
         excludes = self.options["exclude_input_in_output"] is True and not self.is_0_5

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from llmserve.plugin import Tensor
-from llmserve_trtllm.versions import ALL, LATER, ONLY_0_5, Range, since
+from llmserve_trtllm.versions import ALL, FIRST_ADAPTERS, LATER, ONLY_0_5, Range, since
 
 BOOL = "TYPE_BOOL"
 FP16 = "TYPE_FP16"
@@ -44,6 +44,10 @@ class Row(Tensor):
 _old = partial(Row, optional=True, versions=ONLY_0_5)
 _later = partial(Row, optional=True, versions=LATER)
 _engine_only = partial(_later, only="engine")
+# A name, which NVIDIA's model has as lora_id, lora_name and lora_path: no client names a path here.
+_adapter = partial(
+    Row, data_type=STRING, optional=True, only="llmapi", versions=since(str(FIRST_ADAPTERS))
+)
 _score = partial(Row, only="engine", versions=LATER)
 
 ENGINE_INPUTS = (
@@ -145,6 +149,7 @@ ENGINE_INPUTS = (
     _engine_only("lookahead_window_size", INT32, ragged=True),
     _engine_only("lookahead_ngram_size", INT32, ragged=True),
     _engine_only("lookahead_verification_set_size", INT32, ragged=True),
+    _adapter("adapter"),
 )
 
 ENGINE_OUTPUTS = (
@@ -232,6 +237,7 @@ CLIENT_LLMSERVE = (
     _later("json_object", BOOL, only="guided"),
     _later("choice", STRING, (-1,), ragged=True, only="guided"),
     _later("regex", STRING, only="guided"),
+    _adapter("adapter"),
 )
 
 # Inputs that are sent to the engine unchanged.
@@ -301,6 +307,7 @@ PREPROCESSING_EXTRA_OUTPUTS = (
     Row("OUT_EXCLUDE_INPUT_IN_OUTPUT", BOOL, only="stream", versions=LATER),
     Row("OUT_STREAM", BOOL, only="stream"),
     Row("REQUEST", STRING, only="whole"),
+    _adapter("OUT_ADAPTER", optional=False),
 )
 
 POSTPROCESSING_INPUTS = (
@@ -367,5 +374,6 @@ ENGINE_NAMES = {
     "OUT_GUIDED_DECODING_GUIDE_TYPE": "guided_decoding_guide_type",
     "OUT_GUIDED_DECODING_GUIDE": "guided_decoding_guide",
     "OUT_STREAM": "streaming",
+    "OUT_ADAPTER": "adapter",
     "OUT_EXCLUDE_INPUT_IN_OUTPUT": "exclude_input_in_output",
 }

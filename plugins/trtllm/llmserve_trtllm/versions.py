@@ -107,6 +107,9 @@ TUTORIALS = Version(0, 5)
 FIRST_CONFIGURABLE = Version(0, 19)
 # The first version whose LLM API serves a model without an engine.
 FIRST_LLMAPI = Version(1, 0)
+# The first version that loads an adapter again which it has evicted; a request for one fails in 1.0
+# (NVIDIA/TensorRT-LLM#6510).
+FIRST_ADAPTERS = Version(1, 1)
 # The newest version that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
 DEFAULT = Version(1, 2, 1)
 OLDEST_TRITON = "25.08"

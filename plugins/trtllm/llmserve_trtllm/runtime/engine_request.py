@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime import Params, Parts, Prompt, RequestError, any_number, form_of, whole_number
+from llmserve.runtime import (
+    Params,
+    Parts,
+    ProductShapes,
+    Prompt,
+    RequestError,
+    adapter_names,
+    any_number,
+    form_of,
+    whole_number,
+)
 from llmserve.runtime.contract import ALIASES, TYPES
 
 _PAD, _PENALTY = whole_number(0, 2**31 - 1), any_number(-100, 100)
@@ -20,13 +30,31 @@ class EngineLimits:
     """The limits of the engine, as the runtime of the generator ``tensorrt_llm``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
-        del folder
         self.context_length: int = settings["max_seq_len"]
         self.max_input_len: int = settings["max_input_len"]
         self.vocab_size: int = settings["vocab_size"]
         self.max_beam_width: int = settings["max_beam_width"]
         self.eos_ids = frozenset(settings["eos_ids"])
         self.pad_id: int | None = settings["pad_id"]
+        # Engines have none, and neither do models that were built before there were any.
+        of = settings.get("adapters_of")
+        self.home: Path | None = folder.parent.parent / of / folder.name if of else None
+        """The version folder that has the adapters, if the model takes any."""
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names that requests may give at the moment."""
+        return adapter_names(self.home) if self.home else []
+
+    @staticmethod
+    def adapter_shapes(settings: Mapping[str, Any], folder: Path) -> ProductShapes:
+        """Return the shapes of the products to which adapters may add.
+
+        Builds and ``llmserve adapter`` call it, with the ensemble's version folder.
+        """
+        from llmserve_trtllm.runtime.adapters import adapter_shapes
+
+        return adapter_shapes(settings["source"], folder)
 
 
 def array(values: Any, data_type: str) -> npt.NDArray[Any]:
@@ -79,6 +107,7 @@ class RequestWriter:
                 ]
             ),
             "EMBEDDING_BIAS": self._bias(words, weights, len(prompts)),
+            "OUT_ADAPTER": [[(params.adapter or "").encode()] for params in params_rows],
             **{
                 f"OUT_{name.upper()}": [[values[ALIASES.get(name, name)]] for values in sampling]
                 for name in self._names
@@ -158,6 +187,13 @@ class RequestWriter:
                 "this model's answers cannot be constrained: build it for 0.19 or later with "
                 "--set guided_decoding_backend=xgrammar",
                 code="unsupported_option",
+            )
+        if params.adapter and self._limits.home is None:
+            raise RequestError(
+                "this model takes no adapters by name: build it with --set layout=llmapi, for "
+                "TensorRT-LLM 1.1 or later",
+                code="unsupported_option",
+                param="adapter",
             )
         if params.top_k > 1024:
             problem = f"top_k must be at most 1024, not {params.top_k}"

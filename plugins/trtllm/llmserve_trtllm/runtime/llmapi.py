@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmserve.runtime import Parts, RequestError, Responder, Tensors, located, tensors_of
+from llmserve_trtllm.runtime.adapters import AdapterQueue, LlmApiAdapters
 from llmserve_trtllm.runtime.engine_request import words_of
 
 _MAX_REQUESTS = 1024
@@ -35,6 +36,7 @@ class LlmApi:
         """Load the model, or the stand-in if TensorRT-LLM is missing and the build allows it."""
         self._parts = parts
         self._context: int = parts.generator.context_length
+        self._adapters = self._adapter_queue(parts.generator.home)
         try:
             import tensorrt_llm
         except ImportError:
@@ -49,7 +51,7 @@ class LlmApi:
 
     def execute(self, requests: Sequence[Any]) -> None:
         if self._stand_in is not None:
-            self._stand_in.execute(requests)
+            self._stand_in.execute([raw for raw in requests if not self._refused(raw)])
             return
         for raw in requests:
             inputs = tensors_of(raw)
@@ -73,6 +75,20 @@ class LlmApi:
             self._stand_in.finalize()
         elif hasattr(self, "_llm"):
             self._llm.shutdown()
+
+    def _refused(self, raw: Any) -> bool:
+        """Refuse a request that names an adapter, which the stand-in would leave out."""
+        names = tensors_of(raw).get("adapter")
+        if names is None or not any(names.reshape(-1)):
+            return False
+        Responder(raw, self._parts).fail(
+            RequestError(
+                "the stand-in for TensorRT-LLM has no adapters",
+                code="unsupported_option",
+                param="adapter",
+            )
+        )
+        return True
 
     def _rows(self, inputs: Tensors) -> list[_Row]:
         rows = []
@@ -109,24 +125,39 @@ class LlmApi:
     def _answer(self, answer: _Answer) -> None:
         """Answer a request: its rows are generated together and sent one after another."""
         try:
-            results = [
-                self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams)
-                for row in answer.rows
-            ]
-            self._running[answer.id] = results
-            for row, result in zip(answer.rows, results, strict=True):
-                for output in result if answer.streams else [result.result()]:
-                    row.update(output.outputs[0].token_ids)
-                    if row.ended or answer.responder.cancelled():
-                        result.abort()
-                        break
-                    if answer.streams:
-                        answer.respond()
+            if self._adapters is None:
+                self._generate(answer, {})
+            else:
+                with self._adapters.held(row.adapter for row in answer.rows) as held:
+                    self._generate(answer, held)
             answer.respond(final=True)
         except Exception as error:
             answer.responder.fail(error)
         finally:
             self._running.pop(answer.id, None)
+
+    def _generate(self, answer: _Answer, held: Mapping[str, Any]) -> None:
+        results = []
+        for row in answer.rows:
+            lora = {"lora_request": held[row.adapter]} if row.adapter else {}
+            results.append(
+                self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams, **lora)
+            )
+        self._running[answer.id] = results
+        for row, result in zip(answer.rows, results, strict=True):
+            for output in result if answer.streams else [result.result()]:
+                row.update(output.outputs[0].token_ids)
+                if row.ended or answer.responder.cancelled():
+                    result.abort()
+                    break
+                if answer.streams:
+                    answer.respond()
+
+    def _adapter_queue(self, home: Path | None) -> AdapterQueue | None:
+        if home is None:
+            return None
+        adapters = LlmApiAdapters(self._settings, self._folder, home)
+        return AdapterQueue(adapters, home, self._settings["adapter_mb"] * 1_000_000)
 
     def _load(self, tensorrt_llm: Any) -> Any:
         from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
@@ -151,6 +182,7 @@ class LlmApi:
             max_seq_len=self._context,
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
             kv_cache_config=KvCacheConfig(**settings["kv_cache"]),
+            **(self._adapters.arguments if self._adapters else {}),
         )
 
 
@@ -163,6 +195,11 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     sent: int = 0
     ended: bool = False
+
+    @property
+    def adapter(self) -> str:
+        """The name of its adapter, if it has one."""
+        return str(self.options.get("adapter", b"").decode())
 
     def update(self, tokens: Sequence[int]) -> None:
         """Store all tokens so far, up to the first stop word."""

@@ -18,6 +18,8 @@ import llmserve
 from llmserve.errors import LLMServeError
 from llmserve.plugin import check_repository
 from llmserve.testing import read_config, run
+from llmserve.testing.tiny_adapters import save_adapter
+from llmserve.testing.tiny_models import make_model
 from llmserve_trtllm.refusals import refused_requests
 from llmserve_trtllm.versions import CONTAINERS, Version, container_of, unread
 
@@ -279,6 +281,49 @@ def test_invalid_builds_are_refused_and_nothing_is_written(
         build(tmp_path, version, **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / version).exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "message"),
+    [
+        ("1.2.1", {}, "an engine takes no adapters by name.*layout=llmapi"),
+        ("1.0.3", {"layout": "llmapi"}, r"1\.0\.3 cannot load an adapter again.*1\.1\.0 or later"),
+        # TensorRT-LLM would leave out what an adapter adds, without a word.
+        ("1.2.1", {"layout": "llmapi"}, "may leave out what adapters add to gpt2 models.*merge"),
+    ],
+)
+def test_adapters_that_would_be_left_out_are_refused(
+    tmp_path: Path, version: str, options: dict[str, Any], message: str
+) -> None:
+    folder = save_adapter(tmp_path / "one", make_model("gpt2"), targets=("c_attn",))
+    with pytest.raises(LLMServeError, match=message):
+        build(tmp_path, version, adapters=f"sql={folder}", **options)
+    assert not (tmp_path / version).exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "takes"),
+    [("1.2.1", {"layout": "llmapi"}, True), ("1.0.3", {"layout": "llmapi"}, False),
+     ("1.2.1", {}, False), ("1.2.1", {"stream_through": "ensemble"}, False),
+     ("1.2.1", {"layout": "llmapi", "stream_through": "ensemble"}, True)],
+)  # fmt: skip
+def test_a_model_has_the_input_for_adapters_if_it_takes_any(
+    built: Built, version: str, options: dict[str, Any], takes: bool
+) -> None:
+    configs = built(version, **options)
+    having = {
+        name
+        for name, config in configs.items()
+        if {"adapter", "ADAPTER"} & {tensor.name for tensor in config.input}
+    }
+    expected = {"ensemble", "preprocessing", "tensorrt_llm"} & configs.keys() if takes else set()
+    assert having - {"tensorrt_llm_bls"} == expected
+    assert ("tensorrt_llm_bls" in having) == (takes and "tensorrt_llm_bls" in configs)
+    wired = steps(configs)
+    if takes and "preprocessing" in wired:
+        assert wired["preprocessing"].input_map["ADAPTER"] == "adapter"
+        assert wired["preprocessing"].output_map["OUT_ADAPTER"] == "_OUT_ADAPTER"
+        assert wired["tensorrt_llm"].input_map["adapter"] == "_OUT_ADAPTER"
 
 
 def test_each_kind_of_batching_has_its_own_parameters(built: Built) -> None:
