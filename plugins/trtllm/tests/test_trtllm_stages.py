@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmserve.contract.failures import read
-from llmserve.runtime import Answer, Params, Parts, Prompt, TextFormatter
+from llmserve.runtime import Answer, Params, Parts, Prompt, RequestError, TextFormatter
 from llmserve.testing import (
     ByteTokenizer,
     FakeBackendUtils,
@@ -131,6 +131,22 @@ def test_greedy_is_written_in_a_form_that_every_version_accepts() -> None:
     assert values(temperature=0.5, top_p=0.9, seed=3) == (0.5, 0, 0.9, 3)
     seeds = {values(temperature=1.0)[3] for _ in range(8)}
     assert len(seeds) == 8, "the engine's own seed is always the same"
+
+
+@pytest.mark.parametrize("adapter", ["", "sql"])
+def test_an_adapter_is_passed_on_if_the_model_takes_any(adapter: str) -> None:
+    prompt = Prompt("", [1], Params(adapter=adapter or None))
+    limits = EngineLimits({**LIMITS, "adapters_of": "mine"}, Path("models/part/1"))
+    assert limits.home == Path("models/mine/1")
+    outputs = RequestWriter(SETTINGS, parts(generator=limits)).write([prompt], [1], None, None)
+    assert outputs["OUT_ADAPTER"] == [[adapter.encode()]]
+    writer = RequestWriter(SETTINGS, parts())
+    if adapter:
+        with pytest.raises(RequestError, match="takes no adapters by name") as caught:
+            writer.write([prompt], [1], None, None)
+        assert (caught.value.code, caught.value.param) == ("unsupported_option", "adapter")
+    else:
+        assert writer.write([prompt], [1], None, None)["OUT_ADAPTER"] == [[b""]]
 
 
 def test_without_an_end_the_padding_is_a_real_id() -> None:
