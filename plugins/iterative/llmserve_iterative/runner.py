@@ -475,8 +475,8 @@ class OwnCacheRunner:
         return cast(Tensor, output.logits[0])
 
 
-# What models call their caches.
-_CACHES = ("past_key_values", "cache_params", "state")
+# What models call their caches: all of transformers "cache", since 5.24.
+_CACHES = ("cache", "past_key_values", "cache_params", "state")
 
 Runner = FlatRunner | PaddedRunner | StatesRunner | OwnCacheRunner
 

@@ -27,8 +27,8 @@ from llmserve_openvino.workarounds import forget_traces
 
 _LONGEST = 1024
 """How many tokens the text has at most in which a model's own attention is measured."""
-_CACHES = ("past_key_values", "cache_params")
-"""What models call their cache."""
+_CACHES = ("cache", "past_key_values", "cache_params")
+"""What models call their cache: all of transformers "cache", since 5.24."""
 _CACHELESS = "has no cache of keys and values that another could take the place of"
 _SORTING = "ParallelExperts"
 """How the names of experts end that get the tokens of each in a row; a trace would have the lengths
