@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -397,6 +397,41 @@ def list_(file: Path, as_json: bool) -> None:
                 ", ".join(also).replace("_", "-") or "-",
             )
         )
+    _print_table(rows)
+
+
+@key.command()
+@click.argument("name", required=False)
+@_KEY_FILE
+@click.option("--days", type=COUNT, default=7, show_default=True, help="How many days to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def usage(name: str | None, file: Path, days: int, as_json: bool) -> None:
+    """Show what each key has used on each day, or one key alone.
+
+    A gateway writes that once a minute, and when it ends. Days are those of UTC.
+
+    \b
+    llmserve key usage --file keys.json
+    llmserve key usage alice --days 30 --json --file keys.json
+    """
+    from llmserve_gateway.key_usage import read_usage
+
+    found = [
+        {"day": day, "name": each, **used._asdict()}
+        for day, rows in [*read_usage(file).items()][-days:]
+        for each, used in sorted(rows.items())
+        if name in (None, each)
+    ]
+    if as_json:
+        click.echo(json.dumps(found))
+    elif found:
+        head = ["DAY", "NAME", "REQUESTS", "PROMPT TOKENS", "ANSWER TOKENS"]
+        _print_table([head, *([_shown(str(value)) for value in row.values()] for row in found)])
+    else:
+        click.echo(f"nothing is known to be used by the keys of {file}", err=True)
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(map(str.ljust, row, widths)).rstrip())

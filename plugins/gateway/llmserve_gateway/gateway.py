@@ -45,6 +45,7 @@ from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.dialects import AnyRequest, Dialect, Later, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
+from llmserve_gateway.key_usage import KeyUsage
 from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
 from llmserve_gateway.live_answers import LiveAnswers
 from llmserve_gateway.loads import Loads
@@ -179,6 +180,7 @@ class Gateway:
         self.admission = Admission(settings.limits)
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
+        self.key_usage = KeyUsage(settings.keys) if settings.keys else None
         self.loads: Loads | None = None
         if settings.on_demand and isinstance(settings.supervisor, Path):
             limit, observe = settings.limits.max_queue, self.metrics.observe_load
@@ -246,6 +248,8 @@ class Gateway:
         await self.live_answers.close()
         if self.responses is not None:
             await self.responses.close()
+        if self.key_usage is not None:
+            await self.key_usage.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
@@ -450,6 +454,8 @@ class Gateway:
         finally:
             record.ended = time.perf_counter()
             self.metrics.count_request(record)
+            if self.key_usage is not None and record.admitted is not None:
+                self.key_usage.note(record.key, record.input_tokens, record.output_tokens)
             if trace is not None:
                 trace.end(record)
             print(record.log_line(), file=sys.stderr, flush=True)  # noqa: T201

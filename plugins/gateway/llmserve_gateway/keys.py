@@ -197,6 +197,15 @@ def _edited(path: Path, *, new: bool = False) -> Iterator[list[Key]]:
 
     Whoever else edits it waits. Who reads it has it as it was before, or as it is then.
     """
+    with locked(path):
+        keys = [] if new and not path.exists() else read_keys(path)
+        yield keys
+        replace_file(path, json.dumps({"keys": [vars(key) for key in keys]}, indent=2) + "\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Have whoever else edits a file of this folder wait."""
     try:
         # The file itself is another one after each change.
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -204,16 +213,22 @@ def _edited(path: Path, *, new: bool = False) -> Iterator[list[Key]]:
         raise _unwritable(path, error) from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        keys = [] if new and not path.exists() else read_keys(path)
-        yield keys
-        text = json.dumps({"keys": [vars(key) for key in keys]}, indent=2) + "\n"
-        try:
-            _replace(path, text)
-            os.fsync(folder)
-        except OSError as error:
-            raise _unwritable(path, error) from None
+        yield
     finally:
         os.close(folder)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file, whose folder is locked, by another of the same mode."""
+    try:
+        _replace(path, text)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 def _replace(path: Path, text: str) -> None:
