@@ -24,12 +24,14 @@ from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.routes import BatchRoutes
 from llmserve_gateway.batches.runner import Runner
 from llmserve_gateway.bodies import Receive
+from llmserve_gateway.conversation_routes import ConversationRoutes
 from llmserve_gateway.dialects import Dialect
 from llmserve_gateway.document import make_document
 from llmserve_gateway.endpoints import (
     ASKED,
     ENDPOINTS,
     OF_BATCHES,
+    OF_CONVERSATIONS,
     OF_OLLAMA,
     OF_RELEASES,
     OF_RESPONSES,
@@ -150,7 +152,7 @@ def make_app(
     runner = Runner(gateway, folder, lambda *call: app(*call)) if folder else None
     keeps, stores = folder is not None, gateway.responses is not None
     routes = Routes(gateway, partial(make_document, batches=keeps, responses=stores))
-    kept = ResponseRoutes(gateway)
+    kept, conversations = ResponseRoutes(gateway), ConversationRoutes(gateway)
     batches, ollamas = BatchRoutes(runner), OllamaRoutes(gateway, routes)
     of_releases = ReleaseRoutes(gateway)
     gateway.releases.make_room_too()
@@ -182,6 +184,7 @@ def make_app(
         *(answering(row, ollamas) for row in OF_OLLAMA),
         *(answering(row, batches) for row in OF_BATCHES),
         *(answering(row, kept) for row in OF_RESPONSES),
+        *(answering(row, conversations) for row in OF_CONVERSATIONS),
         *(answering(row, of_releases) for row in OF_RELEASES),
     ]
 

@@ -10,6 +10,7 @@ from llmserve_gateway.endpoints import (
     ASKED,
     JSON,
     OF_BATCHES,
+    OF_CONVERSATIONS,
     OF_OLLAMA,
     OF_RELEASES,
     OF_RESPONSES,
@@ -30,7 +31,8 @@ def make_document(
 ) -> dict[str, Any]:
     # No response schemas: responses have the format that each API's own clients expect.
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
-    kept = (*(OF_BATCHES if batches else ()), *(OF_RESPONSES if responses else ()))
+    of_responses = (*OF_RESPONSES, *OF_CONVERSATIONS) if responses else ()
+    kept = (*(OF_BATCHES if batches else ()), *of_responses)
     rows: Sequence[Endpoint[Any]] = (*ASKED, *OWN, *OF_OLLAMA, *OF_RELEASES, *kept)
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -73,7 +75,7 @@ def _schema(body: Body, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_path(path: str, model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    schemas = {"name": model, "id": {"type": "string"}}
+    schemas = {"name": model, "id": {"type": "string"}, "item": {"type": "string"}}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema}
         for name, schema in schemas.items()

@@ -14,6 +14,12 @@ from llmserve_gateway import anthropic, ollama, ollama_requests, responses
 from llmserve_gateway.adapter_changes import ADDITION, REMOVAL
 from llmserve_gateway.batches.routes import NEW_BATCH, BatchRoutes
 from llmserve_gateway.batches.uploads import UPLOAD
+from llmserve_gateway.conversation_routes import (
+    DESCRIPTION,
+    NEW_CONVERSATION,
+    NEW_ITEMS,
+    ConversationRoutes,
+)
 from llmserve_gateway.dialects import Dialect
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import Body
@@ -213,6 +219,25 @@ OF_RESPONSES: Sequence[Endpoint[Answer[ResponseRoutes]]] = (
 )  # fmt: skip
 """Those of responses, which a gateway may not keep."""
 
+OF_CONVERSATIONS: Sequence[Endpoint[Answer[ConversationRoutes]]] = (
+    _posted("/v1/conversations", "Begin a conversation that is kept", ConversationRoutes.create,
+            NEW_CONVERSATION),
+    Endpoint("/v1/conversations/{id}", "A conversation", ConversationRoutes.get),
+    _posted("/v1/conversations/{id}", "Change what is said of a conversation",
+            ConversationRoutes.update, DESCRIPTION),
+    Endpoint("/v1/conversations/{id}", "Delete a conversation", ConversationRoutes.remove,
+             "DELETE"),
+    Endpoint("/v1/conversations/{id}/items", "What is said in a conversation",
+             ConversationRoutes.items),
+    _posted("/v1/conversations/{id}/items", "Add to what is said in a conversation",
+            ConversationRoutes.append, NEW_ITEMS),
+    Endpoint("/v1/conversations/{id}/items/{item}", "One item of a conversation",
+             ConversationRoutes.item),
+    Endpoint("/v1/conversations/{id}/items/{item}", "Delete an item of a conversation",
+             ConversationRoutes.remove_item, "DELETE"),
+)  # fmt: skip
+"""Those of conversations, which are kept with the responses."""
+
 OF_RELEASES: Sequence[Endpoint[Answer[ReleaseRoutes]]] = (
     Endpoint("/releases", "The new builds of models that are tried, and what is known of them",
              ReleaseRoutes.status),
@@ -229,6 +254,7 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     *OF_OLLAMA,
     *OF_BATCHES,
     *OF_RESPONSES,
+    *OF_CONVERSATIONS,
     *OF_RELEASES,
 )
 PLACES: Mapping[str, str] = {row.of: row.path for row in ASKED if row.of}

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmserve_gateway.batches.folder import check_folder
+from llmserve_gateway.conversation_database import SqliteConversations
+from llmserve_gateway.stored_conversations import items_of
 from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponse, StoreLimits
 
 _FILE = "responses.sqlite3"
@@ -104,11 +106,13 @@ class SqliteStore:
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute("PRAGMA secure_delete = ON")
         self._database.executescript(_SCHEMA)
+        self.conversations = SqliteConversations(self._database, self.limits, self._trim)
         self._gateways = _SignsOfLife(folder)
         self._end_abandoned()
 
     def add(self, stored: StoredResponse) -> None:
         with self._database:
+            self._go_on(stored)
             self._insert(stored)
 
     def begin(self, stored: StoredResponse) -> bool:
@@ -145,6 +149,7 @@ class SqliteStore:
                 return False
             if not stored.is_unfinished:
                 database.execute("DELETE FROM unfinished WHERE id = ?", (stored.id,))
+                self._go_on(stored)
                 self._trim(stored.owner, stored.id)
             return True
 
@@ -163,25 +168,34 @@ class SqliteStore:
         execute("DELETE FROM responses WHERE created < ?", (now - self.limits.age,))
         self._trim(stored.owner, stored.id)
 
+    def _go_on(self, stored: StoredResponse) -> None:
+        """Add what was asked and answered to its conversation, if that is still there."""
+        if (conversation := stored.conversation) is not None:
+            said = [*items_of(stored.input), *stored.response["output"]]
+            self.conversations.write(stored.owner, conversation, said)
+
     def _trim(self, owner: str, newest: str) -> None:
-        """Remove the oldest responses of an owner that has too much, but never the newest, nor one
+        """Remove the oldest of an owner that has too much, but never the newest, nor a response
         that is being answered."""
         execute = self._database.execute
         ((size,),) = execute("SELECT size FROM sizes WHERE owner = ?", (owner,)).fetchall()
         if size <= self.limits.bytes_per_key:
             return
         oldest = execute(
-            "SELECT id, size FROM responses WHERE owner = ? AND id != ? "
-            "AND id NOT IN (SELECT id FROM unfinished) ORDER BY created",
+            "SELECT id, size, created AS moment FROM responses WHERE owner = ?1 AND id != ?2 "
+            "AND id NOT IN (SELECT id FROM unfinished) UNION ALL "
+            "SELECT id, size, touched FROM conversations WHERE owner = ?1 AND id != ?2 "
+            "ORDER BY moment",
             (owner, newest),
         )
         gone = []
-        for id, each in oldest:
+        for id, each, _ in oldest:
             if size <= self.limits.bytes_per_key:
                 break
             gone.append((id,))
             size -= each
-        self._database.executemany("DELETE FROM responses WHERE id = ?", gone)
+        for table in ("responses", "conversations"):
+            self._database.executemany(f"DELETE FROM {table} WHERE id = ?", gone)  # noqa: S608
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
         since = time.time() - self.limits.age

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -11,9 +12,33 @@ from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.gateway import Gateway
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import json_response
+from llmserve_gateway.stored_conversations import ItemPage, PageQuery
 from llmserve_gateway.stored_responses import StoredResponse, StoredResponses, owner_of
 
 _PAGE, _LARGEST_PAGE = "20", 100
+
+
+def kept_by(gateway: Gateway) -> StoredResponses:
+    """Return what a gateway keeps; one that keeps nothing says how it would."""
+    if gateway.responses is None:
+        what = "this gateway keeps no responses: start it with --responses FOLDER"
+        raise ApiError(404, what, code="not_found")
+    return gateway.responses
+
+
+def read_page(query: Mapping[str, str]) -> PageQuery:
+    """Return which items are asked for: the newest first unless a request says otherwise."""
+    limit = query.get("limit", _PAGE)
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < len("1000")
+            and 1 <= int(limit) <= _LARGEST_PAGE):  # fmt: skip
+        raise bad_request(f"limit must be an integer from 1 to {_LARGEST_PAGE}", "limit")
+    return PageQuery(int(limit), query.get("after"), query.get("order", "desc") == "desc")
+
+
+def page_content(page: ItemPage) -> Response:
+    first, last = (page.items[0]["id"], page.items[-1]["id"]) if page.items else (None, None)
+    more = {"first_id": first, "last_id": last, "has_more": page.has_more}
+    return json_response({"object": "list", "data": page.items, **more})
 
 
 class ResponseRoutes:
@@ -24,10 +49,7 @@ class ResponseRoutes:
 
     @property
     def _kept(self) -> StoredResponses:
-        if self._gateway.responses is None:
-            what = "this gateway keeps no responses: start it with --responses FOLDER"
-            raise ApiError(404, what, code="not_found")
-        return self._gateway.responses
+        return kept_by(self._gateway)
 
     async def get(self, request: Request, key: Key | None) -> Response:
         if request.query_params.get("stream") == "true":
@@ -47,23 +69,15 @@ class ResponseRoutes:
         return json_response(cancelled.response)
 
     async def items(self, request: Request, key: Key | None) -> Response:
-        """Return the items of the input, the newest first unless a request says otherwise."""
-        items, query = _items(await self._find(request, key)), request.query_params
-        if query.get("order", "desc") == "desc":
+        items, query = _items(await self._find(request, key)), read_page(request.query_params)
+        if query.is_descending:
             items.reverse()
-        limit, after = query.get("limit", _PAGE), query.get("after")
-        if not (limit.isascii() and limit.isdecimal() and len(limit) < len("1000")
-                and 1 <= int(limit) <= _LARGEST_PAGE):  # fmt: skip
-            raise bad_request(f"limit must be an integer from 1 to {_LARGEST_PAGE}", "limit")
-        if after is not None:
+        if query.after is not None:
             ids = [item["id"] for item in items]
-            if after not in ids:
-                raise bad_request(f"after: there is no item {after[:80]!r}", "after")
-            items = items[ids.index(after) + 1 :]
-        page = items[: int(limit)]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        more = {"first_id": first, "last_id": last, "has_more": len(page) < len(items)}
-        return json_response({"object": "list", "data": page, **more})
+            if query.after not in ids:
+                raise query.no_such_item()
+            items = items[ids.index(query.after) + 1 :]
+        return page_content(ItemPage(items[: query.limit], len(items) > query.limit))
 
     def _stop(self, id: str) -> None:
         if self._gateway.background is not None:

@@ -51,11 +51,11 @@ from llmserve_gateway.generation_fields import (
     sampling,
     unaffected,
 )
+from llmserve_gateway.kept_items import Item
 from llmserve_gateway.keys import BatchKey, Key
 from llmserve_gateway.openai_answers import dump, dump_text, token_json
 from llmserve_gateway.reply import Reply, RequestRecord
 from llmserve_gateway.stored_responses import (
-    Item,
     ResponseState,
     StoredResponse,
     new_id,
@@ -84,7 +84,7 @@ def _item(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": "object", "required": [*fields], "properties": fields}
 
 
-_ITEMS = list_of(
+ITEMS = list_of(
     message_schema(required=["content"], content=CONTENT),
     message_schema(
         required=[], roles=["assistant"], content={"anyOf": [CONTENT, {"type": "null"}]}
@@ -121,7 +121,7 @@ class _Input:
 _INPUT: Field[_Input] = Field(
     "input", "A text, or a conversation: all of it, or what is new.",
     lambda value, name: _read_input(value, name),
-    {"anyOf": [{"type": "string", "minLength": 1}, _ITEMS]}, required=True,
+    {"anyOf": [{"type": "string", "minLength": 1}, ITEMS]}, required=True,
 )  # fmt: skip
 _INSTRUCTIONS: Field[str | None] = Field(
     "instructions", "What the system says before the conversation.", _instructions, STRING
@@ -141,6 +141,11 @@ _INCLUDE: Field[list[str]] = Field(
 )  # fmt: skip
 
 _STORE = said("store", "Whether the response is kept; so it is if not sent, where any are.")
+_CONVERSATION: Field[str | None] = Field(
+    "conversation", "The conversation that is gone on with, by its id or as an object with it.",
+    lambda value, name: _conversation_id(value, name),
+    {"anyOf": [STRING, {"type": "object", "required": ["id"], "properties": {"id": STRING}}]},
+)  # fmt: skip
 _BACKGROUND = flag(
     "background", "Whether the answer is not waited for: it is kept, and asked for by its id."
 )
@@ -162,7 +167,7 @@ RESPONSE = Body(
     _METADATA,
     _STORE,
     _PREVIOUS,
-    *refused("this server keeps no conversations: send previous_response_id", "conversation"),
+    _CONVERSATION,
     _BACKGROUND,
     *refused("this server stores no prompts: send instructions and input", "prompt"),
     *REFUSED,
@@ -192,6 +197,13 @@ def read_response_request(values: Values) -> ParsedRequest:
     thinking = Thinking(effort=values[_REASONING][_EFFORT])
     if (background := values[_BACKGROUND]) and values[_STORE] is False:
         raise bad_request("background: what is answered later is kept: leave store out", "store")
+    if conversation_id := values[_CONVERSATION]:
+        if values[_PREVIOUS]:
+            what = "send conversation or previous_response_id, not both"
+            raise bad_request(what, "conversation")
+        if values[_STORE] is False:
+            what = "conversation: what is said in it is kept: leave store out"
+            raise bad_request(what, "store")
     echoed = {
         "background": background,
         "instructions": instructions,
@@ -214,7 +226,12 @@ def read_response_request(values: Values) -> ParsedRequest:
         thinking=thinking,
         echoed_fields=echoed,
         state=ResponseState(
-            given.items, values[_PREVIOUS], instructions, values[_STORE], background=background
+            given.items,
+            values[_PREVIOUS],
+            instructions,
+            values[_STORE],
+            conversation=conversation_id,
+            background=background,
         ),
         sent=sent,
         session=session,
@@ -249,6 +266,23 @@ def _read_input(value: Any, name: str) -> _Input:
         # All that it says is what others have said.
         return _Input(items, Conversation([{"role": "user", "content": ""}], []))
     return _Input(items, _conversation(known if items else value, name))
+
+
+def read_items(value: Any, name: str) -> list[Item]:
+    """Return items to keep, which are said as a whole and refer to no others."""
+    if not isinstance(value, list) or not value:
+        raise bad_request(f"{name} must be a list of items", name)
+    if any(map(_is_reference, value)):
+        raise bad_request(f"{name}: send items themselves, and no references", name)
+    _conversation(value, name)
+    return value
+
+
+def _conversation_id(value: Any, name: str) -> str:
+    id = value.get("id") if isinstance(value, dict) else value
+    if not isinstance(id, str) or not id:
+        raise bad_request(f'{name} must be an id or {{"id": …}}', name)
+    return id
 
 
 def _is_reference(item: Any) -> bool:
@@ -332,10 +366,14 @@ class ResponseDialect(TextDialect):
         if state.refers_by:
             items = await kept.resolved(owner, state.input)
             past = await kept.conversation(owner, state.previous) if state.previous else []
+            if state.conversation:
+                past = await kept.conversations.items(owner, state.conversation)
             conversation = _conversation([*past, *items], "input")
             messages = _instructed(conversation.messages, state.instructions)
             options = {**options, **conversation.options, "messages": messages}
             state = replace(state, input=items)
+        if state.conversation and key and key.stateless:
+            raise bad_request("conversation: this key keeps nothing", "conversation")
         if state.wanted is not False and not (key and key.stateless):
             state = replace(state, id=new_id(), owner=owner, created=int(time.time()))
         if state.background and (not state.id or isinstance(key, BatchKey)):
@@ -407,6 +445,8 @@ class ResponsesWriter:
         """Those of tokens whose text has yet to come."""
         options = request.options
         functions = request.tools.functions if request.tools else ()
+        conversation = state and state.conversation
+        going_on = {"conversation": {"id": conversation}} if conversation else {}
         self._response: dict[str, Any] = {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -419,6 +459,7 @@ class ResponsesWriter:
             "max_output_tokens": options.get("max_tokens"),
             "parallel_tool_calls": request.parallel_calls,
             "previous_response_id": state and state.previous,
+            **going_on,
             "store": bool(state and state.id),
             "temperature": options.get("temperature", 0),
             "tool_choice": _tool_choice(request),

@@ -14,12 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 from llmserve_gateway.batches.folder import EVERYONE
 from llmserve_gateway.errors import ApiError, bad_request
+from llmserve_gateway.kept_items import Item, missing, too_long
 from llmserve_gateway.keys import Key
+from llmserve_gateway.stored_conversations import ConversationStore, StoredConversations
 
 T = TypeVar("T")
-Item = Mapping[str, Any]
-"""An item of the input or of the output, as clients send and get it."""
-
 _DAY = 86400
 _UNFINISHED, _ANSWERED = ("queued", "in_progress"), ("completed", "incomplete")
 INTERRUPTED = ApiError(
@@ -57,6 +56,13 @@ class StoredResponse:
     def is_of_background(self) -> bool:
         return self.response.get("background") is True
 
+    @property
+    def conversation(self) -> str | None:
+        """The conversation that what was asked and answered is added to."""
+        said = self.response.get("conversation")
+        is_answered = self.status in _ANSWERED
+        return said["id"] if said and is_answered else None
+
     def ended(self, status: str, error: Mapping[str, Any] | None = None) -> StoredResponse:
         return replace(self, response={**self.response, "status": status, "error": error})
 
@@ -79,12 +85,16 @@ class ResponseState:
     owner: str = ""
     created: int = 0
     """When it was asked for, if it is kept."""
+    conversation: str | None = None
+    """The conversation that it goes on with, and adds to."""
     background: bool = False
     """Whether nobody waits for the answer."""
 
     @property
     def refers_by(self) -> str | None:
         """The field by which the request refers to what is kept."""
+        if self.conversation:
+            return "conversation"
         if self.previous:
             return "previous_response_id"
         is_reference = (item.get("type") == "item_reference" for item in self.input)
@@ -106,6 +116,9 @@ class StoreLimits:
 
 class ResponseStore(Protocol):
     """Keeps responses; those of an owner are nobody else's. All calls may block."""
+
+    @property
+    def conversations(self) -> ConversationStore: ...
 
     def add(self, stored: StoredResponse) -> None: ...
 
@@ -133,6 +146,7 @@ class StoredResponses:
         self._store = store
         self._limits = limits or StoreLimits()
         self._thread = ThreadPoolExecutor(1, "llmserve-responses")
+        self.conversations = StoredConversations(store.conversations, self._in_thread)
 
     async def close(self) -> None:
         await self._in_thread(self._store.close)
@@ -170,13 +184,13 @@ class StoredResponses:
         if _ID.fullmatch(id):
             found = await self._in_thread(partial(self._store.get, owner, id))
         if found is None:
-            raise _missing("response", id)
+            raise missing("response", id)
         return found
 
     async def remove(self, owner: str, id: str) -> None:
         is_id = _ID.fullmatch(id) is not None
         if not is_id or not await self._in_thread(partial(self._store.remove, owner, id)):
-            raise _missing("response", id)
+            raise missing("response", id)
 
     async def conversation(self, owner: str, last: str) -> list[Item]:
         """Return all items up to the answer of a response, as requests went on from one another."""
@@ -202,8 +216,7 @@ class StoredResponses:
             turns.append(found.items)
             size += len(json.dumps(found.items))
             if size > self._limits.conversation or len(turns) > self._limits.turns:
-                what = "previous_response_id: the conversation is too long to go on"
-                raise ApiError(413, what, param="previous_response_id", code="request_too_large")
+                raise too_long("previous_response_id")
             name = found.previous
         return [item for turn in reversed(turns) for item in turn]
 
@@ -220,7 +233,7 @@ class StoredResponses:
             output = response.response["output"] if response else ()
             meant = next((each for each in output if each["id"] == id), None)
             if meant is None:
-                raise _missing("item", id)
+                raise missing("item", id)
             found.append(meant)
         return found
 
@@ -235,7 +248,3 @@ def owner_of(key: Key | None) -> str:
 
 def new_id() -> str:
     return f"resp_{secrets.token_hex(24)}"
-
-
-def _missing(kind: str, id: str) -> ApiError:
-    return ApiError(404, f"there is no {kind} {id[:80]!r}", code="not_found")

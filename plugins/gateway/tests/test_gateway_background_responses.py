@@ -36,6 +36,7 @@ class Model(Triton):
         super().__init__()
         self.gate = asyncio.Event()
         self.asked: list[str] = []
+        self.messages: list[Any] = []
         self.cancelled: list[str] = []
         self.running = 0
 
@@ -52,6 +53,7 @@ class Model(Triton):
             return Completion("a", "stop", 1, 1)
         text = messages[-1]["content"]
         self.asked.append(text)
+        self.messages = messages
         self.running += 1
         try:
             await self.gate.wait()
