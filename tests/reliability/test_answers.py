@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def run(self, chunks):
         page, contents = stuck[0]
         for each, content in zip(stores, contents):
             each[page] = content
+    if fault == "batch" and len(chunks) > 1 and all(chunk.single for chunk in chunks):
+        # Each sequence of a batch gets what is the next token of another one.
+        rows._rows = rows._rows.flip(0)
     last[:] = last[1], rows
     is_stale = fault == "again" and last[0] is not None and last[0]._rows.shape == rows._rows.shape
     return last[0] if is_stale else rows
@@ -75,8 +79,9 @@ class Guarded(Serving):
     def __init__(self, folder: Path, *args: str) -> None:
         self.folder, self.told = folder, folder.parent / "told"
         tell = f'{sys.executable} -c \'open("{self.told}", "a").write(input() + "\\n")\''
-        log = str(folder.parent / "triton.log")
-        super().__init__(str(folder), "--certify", "--on-fault", tell, "--log", log, *args)
+        self.log = folder.parent / "triton.log"
+        told = ("--on-fault", tell, "--log", str(self.log))
+        super().__init__(str(folder), "--certify", *told, *args)
 
     @property
     def answers(self) -> dict[str, Any]:
@@ -217,14 +222,14 @@ def test_an_engine_that_is_well_has_no_fault_under_load(
     plugin: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """For half a minute, between requests that run in batches and share pages of the cache."""
-    guarded = Guarded(built(tmp_path / "repository", plugin, **options))
+    guarded = Guarded(built(tmp_path / "repository", plugin, **options), "--certify-share", "1")
     try:
         until = time.monotonic() + 30
 
         def work(number: int) -> None:
             while time.monotonic() < until:
                 prompt = f"Once upon a time {number}" if number % 2 else "Once upon a time"
-                guarded.client.generate("demo", prompt, max_tokens=40, temperature=0.8)
+                ask_for(guarded, prompt, temperature=0.8 if number else 0.0)
                 time.sleep(2.5 + number)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
@@ -232,9 +237,51 @@ def test_an_engine_that_is_well_has_no_fault_under_load(
             thread.start()
         for thread in threads:
             thread.join()
+        eventually(lambda: guarded.answers["judged"] >= 2, 240)
         assert guarded.answers["checks"] >= 3
         assert guarded.answers["faults"] == 0
+        assert guarded.answers["unjudged"] == ""
         assert guarded.faults == []
+    finally:
+        guarded.close()
+
+
+def ask_for(guarded: Guarded, prompt: str, **options: Any) -> Any:
+    """Ask the gateway for an answer."""
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 40, "ignore_eos": True, **options}
+    return fetch(f"http://{guarded.frontend[0]}/v1/completions", body)
+
+
+def test_an_answer_to_a_user_that_was_wrong_is_found_without_a_word_of_it(tmp_path: Path) -> None:
+    """A batch that mixes up its rows: the known answers, which are asked alone, do not show it."""
+    folder = built(tmp_path / "repository", "iterative")
+    (folder / "demo" / "1" / "model.py").write_text(FAULTY)
+    guarded = Guarded(folder, "--certify-share", "1")
+    try:
+        eventually(lambda: guarded.answers["known"] > 0, 240)
+        alone = ask_for(guarded, "A secret of mine", temperature=0)
+        assert alone["choices"][0]["logprobs"] is None, "only its model is told its scores"
+        eventually(lambda: guarded.answers["judged"] > 0, 240)
+        assert guarded.answers["faults"] == 0
+        (folder / "demo" / "1" / "fault").write_text("batch")
+        began = time.monotonic()
+        prompts = ["A secret of mine", "The evening was"]
+
+        def is_mixed_up() -> bool:
+            with ThreadPoolExecutor(2) as pool:
+                both = list(pool.map(lambda each: ask_for(guarded, each, temperature=0), prompts))
+            return bool(both[0]["choices"][0]["text"] != alone["choices"][0]["text"])
+
+        # They are only once they are computed together.
+        eventually(is_mixed_up)
+        content = found(guarded, 0, began)
+        assert content["fault"]["check"] == "log-probabilities"
+        assert content["fault"]["prompt"] == ""
+        assert guarded.ready("readyz?certified")[0] == 503
+        guarded.wait_for("of a user's answer", after=began)
+        recovered(guarded, 0)
+        said = guarded.told.read_text() + "".join(guarded.output) + guarded.log.read_text()
+        assert "secret" not in said
     finally:
         guarded.close()
 
