@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -118,3 +119,25 @@ def make_model(family: str = "gpt2", dtype: torch.dtype = torch.float32, **chang
             if parameter.ndim > 1:
                 parameter.mul_(6)
     return model.to(dtype).eval()
+
+
+def with_cache_called(model: Any, name: str) -> Any:
+    """Return a model that calls its cache by this name, as other versions of transformers do."""
+    kind = type(model)
+    names = inspect.signature(kind.forward).parameters
+    own = next(each for each in ("cache", "past_key_values", "cache_params") if each in names)
+
+    def forward(self: Any, input_ids: Any = None, **inputs: Any) -> Any:
+        output = kind.forward(self, input_ids, **{own: inputs.pop(name, None)}, **inputs)
+        output[name] = output.get(own)
+        return output
+
+    taken = [each for each in names.values() if each.name != own]
+    named = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+    positional = [each for each in taken if each.kind is not each.VAR_KEYWORD]
+    rest = [each for each in taken if each.kind is each.VAR_KEYWORD]
+    keywords = [each.replace(kind=each.KEYWORD_ONLY) for each in positional[2:]]
+    signature = inspect.Signature([*positional[:2], *keywords, named, *rest])
+    vars(forward)["__signature__"] = signature
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    return model

@@ -18,7 +18,7 @@ from llmserve.builder.size import size_in
 from llmserve.plugins.registry import Registry
 from llmserve.runtime import Chunk, Generation
 from llmserve.testing import generation
-from llmserve.testing.tiny_models import VOCAB, make_model
+from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
 from llmserve_iterative.runner import StatesRunner, make_runner
 
 from .families import engine_of, expected, finish
@@ -186,3 +186,16 @@ def test_the_plan_of_memory_counts_what_is_allocated(
     assert cache_of(5, 0) == pages + 5 * size.state
     assert 0 <= pages + 5 * size.state + 1_000_000 - cache_of(5, 1) < size.state
     assert cache_of(1, 0) == pages + size.state
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2", "mamba"])
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_model_may_call_its_cache_as_another_version_of_transformers_does(
+    family: str, name: str
+) -> None:
+    model = with_cache_called(make_model(family), name)
+    request = generation(PROMPTS[0], 8)
+    engine = engine_of(model, max_sequences=1)
+    engine.admit(request)
+    finish(engine)
+    assert request.token_ids == expected(family, tuple(PROMPTS[0]), 8)

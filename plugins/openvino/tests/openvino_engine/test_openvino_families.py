@@ -20,7 +20,7 @@ from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner, StateRunner, ru
 from llmserve.runtime.causal import off_by, scores
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
-from llmserve.testing.tiny_models import VOCAB, make_model
+from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
 from llmserve_openvino.compare import difference
 from llmserve_openvino.runner import PAGE_SIZE, make_runner
 from llmserve_openvino.trace import convert
@@ -259,6 +259,16 @@ def test_its_answers_are_those_of_the_original(family: str, changes: dict[str, A
     for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
         assert found[0] == expected[0]
         assert found[1] == pytest.approx(expected[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_model_may_call_its_cache_as_another_version_of_transformers_does(
+    family: str, name: str
+) -> None:
+    model = with_cache_called(make_model(family), name)
+    converted = convert(model, stored := StoredWeights(model))
+    assert difference(model, stored, converted, lengths=(40, 20)) < 1e-3
 
 
 @pytest.mark.parametrize(
