@@ -60,6 +60,11 @@ class IdTokenizer:
 _IDS: Any = IdTokenizer()
 
 
+def _says(tensor: Any) -> bool:
+    """Whether a tensor says anything: texts that are all empty, such as of no adapter, do not."""
+    return bool(tensor.size) and (tensor.dtype != object or any(tensor.reshape(-1)))
+
+
 @dataclass
 class TokenSequence:
     """One sequence. Like TensorRT-LLM, it withholds the id that ends it, and sends stop words."""
@@ -107,7 +112,7 @@ class PendingRequest:
     def read(self, context_length: int | None, compiler: Compiler | None = None) -> None:
         """Create a sequence for each row; refuse inputs that the stand-in does not support."""
         for name, tensor in self.inputs.items():
-            if name not in _SUPPORTED and tensor.size:
+            if name not in _SUPPORTED and _says(tensor):
                 problem = f"the stand-in for TensorRT-LLM does not support {name}"
                 raise RequestError(problem, code="unsupported_option", param=name)
             if name in _ALLOWED and (tensor != _ALLOWED[name]).any():
