@@ -57,6 +57,7 @@ from llmserve.runtime.lora import Lora as Lora
 from llmserve.runtime.lora import LoraError as LoraError
 from llmserve.runtime.lora import adapter_names as adapter_names
 from llmserve.runtime.lora import adapters_of as adapters_of
+from llmserve.runtime.lora import check_rank as check_rank
 from llmserve.runtime.lora import is_adapter_name as is_adapter_name
 from llmserve.runtime.lora import read_lora as read_lora
 from llmserve.runtime.lora_weights import LoraColumns as LoraColumns

@@ -89,6 +89,17 @@ def read_lora(folder: Path) -> Lora:
     return Lora(file, rank, scale, _shapes(file, rank), str(config.get("base_model_name_or_path")))
 
 
+def check_rank(lora: Lora, highest: int) -> None:
+    """Raise :class:`LoraError` if an engine has no room for it; 0 is one without adapters."""
+    if not highest:
+        raise LoraError("came after the model was loaded without any: load the model again")
+    if lora.rank > highest:
+        raise LoraError(
+            f"has the rank {lora.rank}, and the model was loaded for ranks up to {highest}: "
+            "load it again"
+        )
+
+
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)

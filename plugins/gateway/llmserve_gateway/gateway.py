@@ -129,9 +129,9 @@ class Settings:
     """New builds of models, and who is to meet them."""
     tolerances: Tolerances = field(default_factory=Tolerances)
     keep_texts: float | None = None
+    """For how many hours the texts of compared answers are kept, if at all."""
     certify_share: float | None = None
     """The share of answers that are handed to ``supervisor``, to be judged by their models."""
-    """For how many hours the texts of compared answers are kept, if at all."""
 
     @property
     def metrics(self) -> dict[str, str]:

@@ -136,8 +136,7 @@ class Replicas:
         on_replica: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Completion:
-        request = self._request(model, prompt, options, timeout, session)
-        request.on_replica = on_replica
+        request = self._request(model, prompt, options, timeout, session, on_replica)
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -171,8 +170,7 @@ class Replicas:
         on_replica: Callable[[str], None] | None = None,
         **options: Any,
     ) -> AsyncGenerator[Piece, None]:
-        request = self._request(model, prompt, options, timeout, session)
-        request.on_replica = on_replica
+        request = self._request(model, prompt, options, timeout, session, on_replica)
         while True:
             with self._attempt(request) as replica:
                 timeout = request.remaining_timeout()
@@ -232,12 +230,13 @@ class Replicas:
         options: Mapping[str, Any],
         timeout: float | None,
         session: str,
+        on_replica: Callable[[str], None] | None,
     ) -> _Request:
         if len(self.all) == 1:
             # One replica reads all prompts anyway.
-            return _Request(model, (), timeout)
+            return _Request(model, (), timeout, on_replica=on_replica)
         name = session_hash(model, session, options)
-        return _Request(model, blocks(model, prompt, options), timeout, name)
+        return _Request(model, blocks(model, prompt, options), timeout, name, on_replica=on_replica)
 
     def _serving(self, model: str) -> list[Replica]:
         return [replica for replica in self.all if replica.serves(model)] or self.all

@@ -9,7 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import ADAPTERS, Lora, LoraError, LoraProducts, adapter_names, read_lora
+from llmserve.runtime import (
+    ADAPTERS,
+    Lora,
+    LoraError,
+    LoraProducts,
+    adapter_names,
+    check_rank,
+    read_lora,
+)
 from llmserve.runtime import lora_products as products_of
 from llmserve_vllm import library
 from llmserve_vllm.lora_limits import highest_rank, slots
@@ -65,13 +73,7 @@ class VllmAdapters:
         return products_of(*self._source)
 
     def fits(self, lora: Lora) -> None:
-        if not self._highest_rank:
-            raise LoraError("came after the model was loaded without any: load the model again")
-        if lora.rank > self._highest_rank:
-            raise LoraError(
-                f"has the rank {lora.rank}, and the model was loaded for ranks up to "
-                f"{self._highest_rank}: load it again"
-            )
+        check_rank(lora, self._highest_rank)
         self._products.fits(lora)
 
     def size(self, lora: Lora) -> int:

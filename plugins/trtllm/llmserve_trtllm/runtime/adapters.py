@@ -22,6 +22,7 @@ from llmserve.runtime import (
     RequestError,
     adapter_names,
     check_lora,
+    check_rank,
     located,
     lora_products,
     read_lora,
@@ -106,13 +107,7 @@ class LlmApiAdapters:
         return {"lora_config": config, "cuda_graph_config": None}
 
     def fits(self, lora: Lora) -> None:
-        if not self._highest_rank:
-            raise LoraError("came after the model was loaded without any: load the model again")
-        if lora.rank > self._highest_rank:
-            raise LoraError(
-                f"has the rank {lora.rank}, and the model was loaded for ranks up to "
-                f"{self._highest_rank}: load it again"
-            )
+        check_rank(lora, self._highest_rank)
         check_lora(lora, self._shapes)
 
     def size(self, lora: Lora) -> int:
