@@ -93,17 +93,18 @@ class Admission:
                 self.idle_since = asyncio.get_running_loop().time()
 
     @contextmanager
-    def hold(self, model: str, tokens: int, party: Party | None = None) -> Iterator[None]:
+    def hold(self, model: str, tokens: int, *parties: Party) -> Iterator[None]:
         """Count what a request holds as long as it waits or runs; refuse what would be too much."""
         if self.draining:
             raise ApiError(
                 503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
             )
         most = self.limits.max_queued_tokens
-        of_party = None if party is None else (model, party)
         limits = [(self.tokens[model], most, "")]
-        if party and of_party:
-            limits.append((self._tokens_of[of_party], party.share(most), f" of this {party.kind}"))
+        limits += [
+            (self._tokens_of[model, party], party.share(most), f" {party.in_words}")
+            for party in parties
+        ]
         for in_flight, limit, whose in limits:
             if in_flight and in_flight + tokens > limit:
                 what = f"prompts and images{whose} that count as {in_flight} tokens are in flight"
@@ -111,18 +112,18 @@ class Admission:
                 too_many = (in_flight + tokens - limit) / in_flight
                 raise queue_full(what, self._seconds * min(1.0, too_many))
         self.tokens[model] += tokens
-        if of_party:
-            self._tokens_of[of_party] += tokens
+        for party in parties:
+            self._tokens_of[model, party] += tokens
         try:
             yield
         finally:
             self.tokens[model] -= tokens
             if not self.tokens[model]:
                 del self.tokens[model]
-            if of_party:
-                self._tokens_of[of_party] -= tokens
-                if not self._tokens_of[of_party]:
-                    del self._tokens_of[of_party]
+            for party in parties:
+                self._tokens_of[model, party] -= tokens
+                if not self._tokens_of[model, party]:
+                    del self._tokens_of[model, party]
 
     @asynccontextmanager
     async def admit(
@@ -200,7 +201,7 @@ class Admission:
             waiting = sum(other.slots for other in self._turns if party in other.parties)
             if waiting > party.share(most):
                 raise queue_full(
-                    f"{self._running_of[party]} requests of this {party.kind} are running and "
+                    f"{self._running_of[party]} requests {party.in_words} are running and "
                     f"{waiting - claim.slots} wait, which is its share",
                     self._until_free(claim, self._running_of[party]),
                 )

@@ -36,8 +36,8 @@ _INSPECT_SECONDS = 30.0
 """How long a model may take to report on a prompt."""
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
-_READING = "it still reads the prompts that it is to have read ahead"
 """Folder names are not longer, and much longer names break a gRPC call."""
+_READING = "it still reads the prompts that it is to have read ahead"
 _OPTIONAL = (
     "chat_template",
     "longest_prompt",

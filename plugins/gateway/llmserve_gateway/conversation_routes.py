@@ -62,10 +62,15 @@ class ConversationRoutes:
     def _kept(self) -> StoredConversations:
         return kept_by(self._gateway).conversations
 
-    async def create(self, request: Request, key: Key | None) -> Response:
+    def _to_write(self, key: Key | None) -> StoredConversations:
+        """Return what keeps conversations, for a key of which anything may be kept."""
         kept = self._kept
         if key and key.stateless:
-            raise bad_request("this key keeps nothing, and so has no conversations")
+            raise bad_request("this key keeps nothing, and so adds to no conversation")
+        return kept
+
+    async def create(self, request: Request, key: Key | None) -> Response:
+        kept = self._to_write(key)
         values = NEW_CONVERSATION.read(await read_json(request.receive, request.headers))
         given, metadata = values[_ITEMS], values[_METADATA]
         return _said(await kept.add(owner_of(key), metadata or {}, items_of(given or ())))
@@ -74,7 +79,7 @@ class ConversationRoutes:
         return _said(await self._kept.find(owner_of(key), _id(request)))
 
     async def update(self, request: Request, key: Key | None) -> Response:
-        kept = self._kept
+        kept = self._to_write(key)
         values = DESCRIPTION.read(await read_json(request.receive, request.headers))
         return _said(await kept.describe(owner_of(key), _id(request), values[_NEW_METADATA]))
 
@@ -88,7 +93,7 @@ class ConversationRoutes:
         return page_content(await self._kept.page(owner_of(key), _id(request), query))
 
     async def append(self, request: Request, key: Key | None) -> Response:
-        kept = self._kept
+        kept = self._to_write(key)
         values = NEW_ITEMS.read(await read_json(request.receive, request.headers))
         items = items_of(values[_NEW_ITEMS])
         await kept.append(owner_of(key), _id(request), items)

@@ -66,7 +66,7 @@ from llmserve_gateway.reply import (
 )
 from llmserve_gateway.response_database import SqliteStore
 from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponses
-from llmserve_gateway.turns import NOBODY, Party, Standing
+from llmserve_gateway.turns import IN_BACKGROUND, NOBODY, Party, Standing
 
 if TYPE_CHECKING:
     from llmserve.client import ModelInfo
@@ -398,13 +398,16 @@ class Gateway:
         if is_known and request.estimated_tokens > _MANY_TOKENS:
             await check_fits(request, self.catalog)
 
-    def _held(self, key: Key | None, request: AnyRequest) -> AbstractContextManager[None]:
+    def _held(
+        self, key: Key | None, request: AnyRequest, *others: Party
+    ) -> AbstractContextManager[None]:
         """Count what a request holds in memory; there are never many of batches."""
         if isinstance(key, BatchKey):
             return nullcontext()
+        parties = [party for party in (self._party_of(key), *others) if party]
         # All names that are no models share the limit of one.
         model = request.model if self.catalog.is_observed(request.model) else ""
-        return self.admission.hold(model, request.held_tokens, self._party_of(key))
+        return self.admission.hold(model, request.held_tokens, *parties)
 
     def _charge(self, key: Key | None, request: AnyRequest, *, take: bool = True) -> None:
         """Count a request against the limits of its key, but a line of a batch only once."""
@@ -539,7 +542,8 @@ class Gateway:
                 what = ApiError(503, "the response was cancelled", code="cancelled")
                 await reply.fail(INTERRUPTED if self.is_closing else what)
 
-        answered = await self.background.begin(later.stored, self._held(key, request), answer)
+        held = self._held(key, request, IN_BACKGROUND)
+        answered = await self.background.begin(later.stored, held, answer)
         client.reply.record.outcome = "queued"
         if not request.stream:
             client.reply.headers = limits
@@ -614,8 +618,9 @@ class Gateway:
                     record.input_tokens = usage.input_tokens
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
-                    if claim is not None:
-                        claim.used = record.input_tokens + record.output_tokens
+                    # Of one that was cut off before its model told it, the estimate counts.
+                    if claim is not None and (used := record.input_tokens + record.output_tokens):
+                        claim.used = used
         self.catalog.record_answer(record.model)
         if reply.sample is not None:
             self.live_answers.hand_over(reply.sample, record)

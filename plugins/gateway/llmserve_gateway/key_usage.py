@@ -19,6 +19,7 @@ DAYS = 92
 """How many days are kept."""
 _PAUSE = 60.0
 """Seconds between two writings: what was used meanwhile is lost if the gateway is killed."""
+_PATIENCE = 3.0
 _MAX_BYTES = 64 << 20
 _MAX_ROWS = 100_000
 """Older days go first if there are so many keys that their days are more."""
@@ -74,7 +75,8 @@ def _used(row: object) -> Used:
 
 def add_usage(keys: Path, new: Mapping[tuple[str, str], Used]) -> None:
     """Add what keys have used to what the file has, which other gateways may write as well."""
-    with locked(keys):
+    # Who may read the folder may lock it, for which no gateway waits when it ends.
+    with locked(keys, _PATIENCE):
         days = read_usage(keys)
         for (day, name), used in new.items():
             rows = days.setdefault(day, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -204,18 +205,36 @@ def _edited(path: Path, *, new: bool = False) -> Iterator[list[Key]]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Have whoever else edits a file of this folder wait."""
+def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
+    """Have whoever else edits a file of this folder wait, and wait for them, but not for longer."""
     try:
         # The file itself is another one after each change.
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise _unwritable(path, error) from None
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        if seconds is None:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        elif not _lock_within(folder, seconds):
+            raise _unwritable(
+                path, OSError(errno.EAGAIN, "another program holds the lock on its folder")
+            )
         yield
     finally:
         os.close(folder)
+
+
+def _lock_within(folder: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -55,7 +55,10 @@ class LiveAnswers:
 
         Not that of a release, which compares it with another.
         """
-        if not self._share or reply.answers is not None or self._chance.random() >= self._share:
+        # One that is asked again has been drawn, and asks for scores that its user did not.
+        if not self._share or reply.answers is not None or reply.sample is not None:
+            return
+        if self._chance.random() >= self._share:
             return
         if not isinstance(request, ParsedRequest) or not info.made_by_llmserve:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -24,6 +25,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Proxies must not buffer a stream.
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _JSON = (b"content-type", b"application/json")
+_READS_WITHIN = 10.0
+"""Seconds in which whoever reads along has to take what is new."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,9 @@ class LaterReply(Reply):
         await super().fail(error)
 
     async def _pass_on(self, message: Any) -> None:
+        if self._reader is send_nowhere:
+            return
         try:
-            await self._reader(message)
-        except OSError:
+            await asyncio.wait_for(self._reader(message), _READS_WITHIN)
+        except (OSError, asyncio.TimeoutError):
             self.leave()

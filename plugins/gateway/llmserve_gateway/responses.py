@@ -303,6 +303,8 @@ def _message(item: Any, where: str) -> Any:
         return item
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
+        if not isinstance(parts, list):
+            raise bad_request(f"{where} has thoughts that are no list", "input")
         texts = [part.get("text") for part in parts if isinstance(part, dict)]
         thoughts = "\n".join(text for text in texts if isinstance(text, str))
         return {"role": "assistant", "content": "", "reasoning_content": thoughts or None}

@@ -32,13 +32,21 @@ _NEWEST = 0.2
 class Party(NamedTuple):
     """One of several keys, or of several models, that have no more than a share each."""
 
-    kind: Literal["key", "model"]
-    name: str
+    kind: Literal["key", "model", "background"]
+    name: str = ""
 
     def share(self, of: int) -> int:
-        """Return what it may have of so many: a key less than a model, which others use as well."""
-        quarters = 2 if self.kind == "key" else 3
+        """Return what it may have of so many: a model more than others, as all keys use it."""
+        quarters = 3 if self.kind == "model" else 2
         return min(of, max(1, of * quarters // 4))
+
+    @property
+    def in_words(self) -> str:
+        return "in the background" if self.kind == "background" else f"of this {self.kind}"
+
+
+IN_BACKGROUND = Party("background")
+"""All requests that nobody waits for: they hold something for as long as it takes."""
 
 
 class Standing(NamedTuple):
@@ -160,8 +168,10 @@ class Turns(Generic[W]):
         """
         heads = {number: heap for number, c in self._classes.items() if (heap := _heads(c))}
         passed = self._passed
+        # Nobody comes to be late meanwhile.
+        is_late = bool(heads) and _latest(heads, now) is not None
         while heads:
-            late = _latest(heads, now) if passed >= EVERY - 1 else None
+            late = _latest(heads, now) if is_late and passed >= EVERY - 1 else None
             number = min(heads) if late is None else late
             heap = heads[number]
             tag, _, name, waiter, others = heappop(heap)

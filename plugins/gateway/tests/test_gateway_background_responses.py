@@ -99,7 +99,7 @@ class Place:
 
 def run(work: Awaitable[None]) -> None:
     async def go() -> None:
-        await asyncio.wait_for(work, 20)
+        await asyncio.wait_for(work, 60)
 
     asyncio.run(go())
 
@@ -268,6 +268,26 @@ def test_a_flood_is_refused_and_takes_nothing_of_others(tmp_path: Path) -> None:
                 assert (await ended(client, id)).status == "completed"
             assert (await ended(client_of(app, other), theirs.id)).status == "completed"
             assert f"{most - 1}" not in place.model.asked
+
+    run(work())
+
+
+def test_what_waits_in_the_background_leaves_room_for_who_waits(tmp_path: Path) -> None:
+    async def work() -> None:
+        limits = Limits(max_requests=2, max_queue=100, max_queued_tokens=10_000)
+        async with Place(tmp_path, limits=limits) as place:
+            client = await place.client()
+
+            async def flood() -> None:
+                for _ in range(100):
+                    await begun(client, "word " * 300)
+
+            with pytest.raises(openai.RateLimitError, match="in the background"):
+                await flood()
+            now = asyncio.ensure_future(client.responses.create(model="m", input="now"))
+            await asyncio.sleep(0.1)
+            place.model.gate.set()
+            assert (await now).output_text == "to now"
 
     run(work())
 

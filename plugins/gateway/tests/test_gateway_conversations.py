@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from llmserve_gateway.errors import ApiError
-from llmserve_gateway.keys import new_key
+from llmserve_gateway.keys import change_key, new_key
 from llmserve_gateway.response_database import SqliteStore
 from llmserve_gateway.stored_conversations import PageQuery, StoredConversation, items_of
 from llmserve_gateway.stored_responses import StoredResponse, StoreLimits, new_id
@@ -196,6 +196,13 @@ def test_conversations_are_of_their_key_alone(tmp_path: Path) -> None:
             assert (await client.conversations.retrieve(begun.id)).metadata == {}
             with pytest.raises(openai.BadRequestError, match="keeps nothing"):
                 await client_of(app, silent).conversations.create()
+            # Nor of a key of which something was kept once.
+            change_key(file, "mine", stateless=True)
+            with pytest.raises(openai.BadRequestError, match="keeps nothing"):
+                await client.conversations.items.create(begun.id, items=[FIRST])
+            with pytest.raises(openai.BadRequestError, match="keeps nothing"):
+                await client.conversations.update(begun.id, metadata={"a": "b"})
+            await client.conversations.delete(begun.id)
 
     run(work())
 

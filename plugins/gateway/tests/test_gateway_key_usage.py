@@ -24,7 +24,7 @@ from llmserve_gateway.key_usage import (
     read_usage,
     usage_file,
 )
-from llmserve_gateway.keys import new_key
+from llmserve_gateway.keys import locked, new_key
 
 from .gateways import NO_TRITON, TEXT, Triton, app_before
 
@@ -152,6 +152,24 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
 
     asyncio.run(go())
     assert "is not written: cannot write" in caplog.text
+
+
+def test_a_folder_that_another_locks_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_usage, "_PATIENCE", 0.1)
+
+    async def go() -> None:
+        counting = KeyUsage(tmp_path / "keys")
+        counting.note("a", 1, 1)
+        with locked(tmp_path / "keys"):
+            await counting.close()
+        assert "another program holds the lock" in caplog.text
+        await counting.close()
+
+    asyncio.run(go())
+    ((rows),) = read_usage(tmp_path / "keys").values()
+    assert rows == {"a": Used(1, 1, 1)}, "nothing is lost"
 
 
 def test_a_name_in_the_table_tells_the_terminal_nothing(tmp_path: Path) -> None:

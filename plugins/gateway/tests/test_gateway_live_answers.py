@@ -12,6 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.client import Completion, Logprob, ModelInfo, Piece
+from llmserve.errors import RequestRejectedError
 from llmserve.plugin import Address
 from llmserve.server import MOST_TOKENS, LiveAnswer, ServerReport, State
 from llmserve.server.keep.control import listening
@@ -166,6 +167,51 @@ def test_a_share_is_drawn_and_none_without_being_asked_for(socket: Path) -> None
     given, _ = asked(socket, triton, share=0.0, times=20)
     assert given == []
     assert not any("logprobs" in request for request in triton.requests)
+
+
+class Full(Scored):
+    """Has no room for the first request."""
+
+    async def close(self) -> None:
+        pass
+
+    async def generate(self, name: str, prompt: str = "", **options: Any) -> Completion:
+        answer = await super().generate(name, prompt, **options)
+        if len(self.scored) == 1:
+            raise RequestRejectedError("full", code="queue_full")
+        return answer
+
+    @property
+    def scored(self) -> list[Any]:
+        return [each["logprobs"] for each in self.requests if "logprobs" in each]
+
+
+def test_who_is_asked_again_in_the_background_sees_no_scores(socket: Path, tmp_path: Path) -> None:
+    async def take(request: Mapping[str, Any]) -> ServerReport:
+        return ServerReport(State.READY)
+
+    async def go() -> Any:
+        settings = Settings(
+            gateways.NO_TRITON, supervisor=socket, certify_share=1.0, local=True,
+            responses=tmp_path / "kept",
+        )  # fmt: skip
+        triton = Full()
+        app = gateways.app_before(triton, settings)
+        transport = httpx.ASGITransport(app=app)
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        async with listening(socket, take), client, app.router.lifespan_context(app):
+            body = {"model": "m", "input": "Hi", "background": True}
+            found = (await client.post("/v1/responses", json=body)).json()
+            while found["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+                found = (await client.get(f"/v1/responses/{found['id']}")).json()
+        assert triton.scored == [1, 1]
+        return found
+
+    found = asyncio.run(go())
+    assert found["status"] == "completed"
+    ((part,),) = [item["content"] for item in found["output"]]
+    assert not part["logprobs"]
 
 
 def test_a_request_says_which_replica_has_answered_it() -> None:

@@ -852,3 +852,11 @@ def test_the_arguments_of_all_calls_together_are_bounded() -> None:
     assert len(read_messages([message] * 2).messages) == 2
     with pytest.raises(ApiError, match="more than 100000 lists, objects and keys"):
         read_messages([message] * 3)
+
+
+@pytest.mark.parametrize("thoughts", [5, True, "hm", {"text": "hm"}])
+@pytest.mark.parametrize("name", ["content", "summary"])
+def test_thoughts_are_a_list(name: str, thoughts: Any) -> None:
+    item = {"type": "reasoning", name: thoughts}
+    with pytest.raises(ApiError, match="no list"):
+        read_response_request({"model": "m", "input": [item]})

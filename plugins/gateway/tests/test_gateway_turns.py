@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import Completion
+from llmserve.errors import ClientError
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.gateway import Settings
@@ -345,3 +346,31 @@ def test_a_wait_that_ends_early_counts_nothing() -> None:
         assert (admission.running, admission.waiting) == (0, 0)
 
     simulated(run())
+
+
+class Failing(Slow):
+    async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+        answer = await super().generate(name, prompt, **options)
+        if prompt == "fails":
+            raise ClientError("gone", code="model_died")
+        return answer
+
+
+def test_requests_that_end_without_an_answer_are_not_free(tmp_path: Path) -> None:
+    file, triton = tmp_path / "keys", Failing()
+    keys = {prompt: new_key(file, prompt) for prompt in ("fails", "fine")}
+
+    async def go() -> None:
+        app = app_before(triton, Settings(NO_TRITON, Limits(1, 100), keys=file))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+
+            async def ask(prompt: str) -> None:
+                body = {"model": "m", "prompt": prompt, "max_tokens": 8}
+                headers = {"x-api-key": keys[prompt]}
+                await client.post("/v1/completions", json=body, headers=headers)
+
+            await asyncio.gather(*map(ask, ["fails"] * 6 + ["fine"] * 3))
+
+    asyncio.run(go())
+    assert triton.prompts[:6].count("fine") >= 2
