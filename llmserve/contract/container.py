@@ -347,8 +347,9 @@ def select(
             steps += [
                 # Made anew, since a container that starts again has what it made before.
                 f"rm -rf {links} && mkdir {links} && ln -s {model}/* {links}",
-                f"rm {links}/config.pbtxt",
-                f"{{ cat {model}/config.pbtxt && printf '\\n%s' {declared}; }} "
+                f"rm -f {links}/config.pbtxt",
+                # Some models need no configuration but what Triton finds out itself.
+                f"{{ cat {model}/config.pbtxt 2>/dev/null; printf '\\n%s' {declared}; }} "
                 f"> {links}/config.pbtxt",
             ]
     return " && ".join(steps)

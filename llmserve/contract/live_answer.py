@@ -76,7 +76,7 @@ class LiveAnswer:
                 str(content["model"]), dict(content["asked"]), ids, logprobs, likeliest,
                 int(content["input_tokens"]), float(content["age"]), str(content["url"]),
             )  # fmt: skip
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not an answer ({type(error).__name__})") from None
         if not ids or not len(ids) == len(logprobs) == len(likeliest):
             raise ValueError("not an answer: its tokens and their scores are not as many")

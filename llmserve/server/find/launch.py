@@ -170,11 +170,12 @@ def _link(model: Path, links: Path, texts: tuple[str, str] | None) -> None:
                 link.unlink()
         for name, path in targets.items():
             if name == "config.pbtxt":
-                shutil.copyfile(path, links / f".{name}")
-                _declare_texts(links / f".{name}", texts)
-                (links / f".{name}").replace(links / name)
+                _write_config(path, links, texts)
             elif not (links / folder / name).is_symlink():
                 (links / folder / name).symlink_to(path)
+    # Some need none but what Triton finds out itself.
+    if texts and not (model / "config.pbtxt").exists():
+        _write_config(None, links, texts)
     for name in versions:
         mark = links / name / RENEWED
         changed = int(mark.stat().st_mtime) + 1 if mark.exists() else FAR_FUTURE
@@ -182,10 +183,17 @@ def _link(model: Path, links: Path, texts: tuple[str, str] | None) -> None:
         os.utime(mark, (changed, changed))
 
 
-def _declare_texts(config: Path, texts: tuple[str, str] | None) -> None:
+def _write_config(own: Path | None, links: Path, texts: tuple[str, str] | None) -> None:
+    """Write a model's own configuration, with the texts that are declared of it."""
+    new = links / ".config.pbtxt"
+    if own is None:
+        new.write_bytes(b"")
+    else:
+        shutil.copyfile(own, new)
     if texts:
-        with config.open("a", encoding="utf-8") as file:
+        with new.open("a", encoding="utf-8") as file:
             file.writelines(f"\n{line}" for line in declared_texts(texts))
+    new.replace(links / "config.pbtxt")
 
 
 def launch_scripts(settings: ServerSettings) -> list[str]:

@@ -22,6 +22,8 @@ def check_answers(triton: TritonMemory, seen: TritonPicture, now: float) -> list
     parts = {part for model in triton.models.values() for part in model.parts}
     asked: list[Action] = []
     for model in triton.models.values():
+        # Also of one that is asked nothing, as it is not loaded.
+        model.certificate.forget_old(now)
         if model.name in parts or model.state is not State.READY or triton.is_changing(model.name):
             continue
         certificate = model.certificate

@@ -69,8 +69,10 @@ class Certificate:
     live: LiveAnswer | None = None
     """The user's answer that is judged, or that was wrong."""
     _live_since: float = 0.0
-    _waiting: deque[tuple[float, LiveAnswer]] = field(default_factory=deque)
-    """Users' answers that are to be judged, and since when."""
+    _waiting: deque[tuple[float, LiveAnswer]] = field(
+        default_factory=lambda: deque(maxlen=MOST_WAITING)
+    )
+    """Users' answers that are to be judged, the newest ones, and since when."""
     _after_live: int = 0
     """Which known answer is asked after that."""
     _was_live: bool = False
@@ -101,8 +103,16 @@ class Certificate:
         Of a model that is wrong already, nothing is to be learned from more of them.
         """
         is_new = now - answer.age > self._loaded_at
-        if is_new and self.fault is None and len(self._waiting) < MOST_WAITING:
+        if is_new and self.fault is None:
             self._waiting.append((now, answer))
+
+    def forget_old(self, now: float) -> None:
+        """Forget users' answers that were kept for long enough, judged or not."""
+        while self._waiting and now - self._waiting[0][0] > KEPT:
+            self._waiting.popleft()
+        is_asked = self.asked_at is not None
+        if self.live is not None and not is_asked and now - self._live_since > KEPT:
+            self._forget_live()
 
     def is_due(self, now: float) -> bool:
         if self.asked_at is not None or now < self.next_at:
@@ -111,11 +121,8 @@ class Certificate:
 
     def asked(self, now: float) -> int:
         """Note that it is being asked, and return which of its known answers, or ``LIVE``."""
+        self.forget_old(now)
         self.asked_at = now
-        while self._waiting and now - self._waiting[0][0] > KEPT:
-            self._waiting.popleft()
-        if self.live is not None and now - self._live_since > KEPT:
-            self._forget_live()
         is_free = self.live is None and self.fault is None and self.doubtful is None
         # Between two of them, a known answer is asked.
         if is_free and self.known and self._waiting and not self._was_live:

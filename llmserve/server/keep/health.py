@@ -93,13 +93,13 @@ async def have_read(client: Asking, model: str, system: str, timeout: float) -> 
     Return how many tokens it is. A template may need a user's message as well: what it makes of the
     system's is in pages that any other conversation finds, up to where the user's begin.
     """
-    info = await client.model(model)
-    if info.task != GENERATE:
-        raise UsageError("only models that answer with text read prompts ahead")
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "a"}]
     began = time.monotonic()
     while True:
         try:
+            info = await client.model(model)
+            if info.task != GENERATE:
+                raise UsageError("only models that answer with text read prompts ahead")
             answer = await client.generate(model, messages=messages, max_tokens=1, timeout=timeout)
         except LLMServeError as error:
             # Triton says a moment earlier that a model is loaded than it takes requests.

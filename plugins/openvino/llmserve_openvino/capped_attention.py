@@ -1,8 +1,9 @@
 """Attention whose scores are capped (Gemma 2), which OpenVINO's own over pages cannot do.
 
 Its operation still writes new keys and values into their pages. Its result is replaced by that of
-plain products, over what the pages had before the pass and what is new in it: of one sequence after
-the other, so that a pass takes the memory that the longest of them needs.
+plain products, over what the pages had before the pass and what is new in it. The scores are those
+of one sequence after the other. Keys and values of all sequences of a pass are read from their
+pages at once, in float32, for a layer at a time.
 """
 
 from __future__ import annotations

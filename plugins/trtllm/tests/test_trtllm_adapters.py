@@ -184,7 +184,7 @@ class Served:
         self._api = LlmApi(components["stage"]["settings"], part.folder / "1")
         self._api.start(make_parts(self.limits, inputs=("adapter",), decoupled=False))
 
-    def send(self, *adapters: str, name: str = "") -> Any:
+    def send(self, *adapters: str, id: str = "", stop: bool = False) -> Any:
         rows = len(adapters)
         inputs: dict[str, Any] = {
             "input_ids": np.array([[1, 2]] * rows, np.int32),
@@ -193,7 +193,9 @@ class Served:
             # Preprocessing sends it always.
             "adapter": np.array([[each.encode()] for each in adapters], object),
         }
-        request = FakeRequest(inputs)
+        if stop:
+            inputs["stop"] = np.array([[True]])
+        request = FakeRequest(inputs, request_id=id)
         self._api.execute([request])
         return request
 
@@ -317,6 +319,23 @@ def test_requests_wait_for_places_in_their_order(built: Built) -> None:
     assert sorted(used) == ["one", "one", "two"]
     assert failure(both).code == "conflicting_options"
     assert "names 2 adapters, more than there is memory for" in failure(both).words
+
+
+def test_who_has_left_while_it_waited_for_an_adapter_has_nothing_generated(built: Built) -> None:
+    served = Served(built("one", "two", adapter_mb=1, max_lora_rank=512))
+    llm = Llm.made[-1]
+    Llm.go.clear()
+    requests = [served.send("one", id="a")]
+    while not llm.calls:
+        threading.Event().wait(0.01)
+    requests += [served.send("two", id="b"), served.send("two", id="c")]
+    requests[1].cancelled = True
+    stopping = served.send("two", id="c", stop=True)
+    assert stopping.closed
+    Llm.go.set()
+    served.close()
+    assert all(request.closed for request in requests)
+    assert [Path(call.lora_path).name for call in llm.calls if call] == ["one"]
 
 
 def test_what_tensorrt_llm_leaves_out_is_refused(source: Path, tmp_path: Path) -> None:

@@ -218,8 +218,10 @@ def test_the_links_of_a_container_name_the_texts_of_what_others_wrote(tmp_path: 
         (models / name / "1").mkdir(parents=True)
         (models / name / "1/model.py").write_text(name)
         (models / name / "config.pbtxt").write_text('input { name: "PROMPT" }  # no end of line')
-    texts = {"own": ("PROMPT", "ANSWER")}
-    command = select(["own", "ours"], str(folder), str(models), texts)
+    # Of some, Triton finds out itself what they have.
+    (models / "bare/1").mkdir(parents=True)
+    texts = dict.fromkeys(("own", "bare"), ("PROMPT", "ANSWER"))
+    command = select(["own", "ours", "bare"], str(folder), str(models), texts)
     for _ in range(2):  # A container that starts again has the links already.
         subprocess.run(["sh", "-c", command], check=True)
         assert (folder / "own/1/model.py").read_text() == "own"
@@ -230,6 +232,9 @@ def test_the_links_of_a_container_name_the_texts_of_what_others_wrote(tmp_path: 
             "llmserve.text_input": "PROMPT", "llmserve.text_output": "ANSWER"
         }  # fmt: skip
         assert [each.name for each in own.input] == ["PROMPT"]
+        bare = Repository.open(folder).models["bare"].config
+        assert bare is not None
+        assert bare.parameters == own.parameters
         assert (
             folder / "ours/config.pbtxt"
         ).read_text() == 'input { name: "PROMPT" }  # no end of line'

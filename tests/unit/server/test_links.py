@@ -124,3 +124,13 @@ def test_a_server_that_cannot_renew_its_models_has_their_texts_too(tmp_path: Pat
     links = link_models(settings, scratch)
     assert "PROMPT" in (links / "own/config.pbtxt").read_text()
     assert (links / "ours").is_symlink()
+
+
+def test_a_model_without_a_configuration_gets_the_texts_that_are_declared(tmp_path: Path) -> None:
+    (tmp_path / "models/own/1").mkdir(parents=True)
+    links = tmp_path / "links"
+    for _ in range(2):
+        link_model(tmp_path / "models/own", links, ("PROMPT", "ANSWER"))
+        text = (links / "config.pbtxt").read_text(encoding="utf-8")
+        assert text.count("PROMPT") == text.count("ANSWER") == 1
+    assert not (tmp_path / "models/own/config.pbtxt").exists()

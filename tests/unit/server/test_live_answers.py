@@ -23,6 +23,7 @@ from llmserve.errors import ServerError
 from llmserve.server.keep import actions, live_answers
 from llmserve.server.keep.certificate import KEPT, MOST_WAITING
 from llmserve.server.keep.control import ask, listening
+from llmserve.server.keep.desired import OnDemand
 from llmserve.server.keep.known_answers import KnownAnswer, KnownAnswers
 from llmserve.server.keep.live_answers import UnjudgedError, compare
 from llmserve.server.keep.picture import Checked
@@ -238,8 +239,12 @@ def test_the_control_socket_takes_an_answer_and_refuses_what_is_none(tmp_path: P
 WRONG = FaultReport("log-probabilities", "another one", off_by=3.0, explained=0.5)
 
 
-def guarded(check: Callable[[actions.CheckAnswer], Checked], replicas: int = 1) -> World:
-    world = World("m", replicas=replicas)
+def guarded(
+    check: Callable[[actions.CheckAnswer], Checked],
+    replicas: int = 1,
+    on_demand: OnDemand | None = None,
+) -> World:
+    world = World("m", replicas=replicas, on_demand=on_demand, loaded=("m",))
     world.check = check
     for memory in world.memory.tritons:
         memory.certifies = True
@@ -350,6 +355,29 @@ def test_few_are_kept_and_not_for_long() -> None:
     world.run(120)
     assert len(model.live) <= 1, "one was judged when the model was never idle"
     assert not certificate(world)._waiting
+
+
+def test_a_model_that_is_never_idle_judges_some() -> None:
+    model = Model()
+    world = guarded(model)
+    busy, until = world.tritons[0].of("m"), world.now + 4 * KEPT
+    while world.now < until:
+        offer(world)
+        busy.seconds += 0.2
+        world.step()
+    assert len(model.live) >= 1
+
+
+def test_a_model_that_is_not_loaded_keeps_nothing_for_long() -> None:
+    world = guarded(Model(), on_demand=OnDemand())
+    offer(world)
+    kept = certificate(world)
+    world.order("unload", "m")
+    world.run(5)
+    assert world.states() == {"m": "unloaded"}
+    assert kept._waiting
+    world.run(KEPT + 5)
+    assert not kept._waiting
 
 
 def test_a_wrong_one_is_not_kept_for_long_either() -> None:

@@ -161,12 +161,17 @@ def test_a_model_has_read_once_one_replica_has() -> None:
 class Client:
     """Says what it is asked, after it has failed as its script says."""
 
-    def __init__(self, *script: LLMServeError, task: str = "generate") -> None:
+    def __init__(self, *script: LLMServeError, task: str = "generate", hidden: int = 0) -> None:
         self.script = [*script]
+        self.hidden = hidden
+        """How often it is not known yet."""
         self.task = task
         self.asked: list[dict[str, Any]] = []
 
     async def model(self, name: str) -> ModelInfo:
+        self.hidden -= 1
+        if self.hidden >= 0:
+            raise ModelNotReadyError("Request for unknown model")
         return ModelInfo(name, "unary", False, None, {}, {}, task=self.task)
 
     async def generate(self, model: str, prompt: str = "", **options: Any) -> Completion:
@@ -186,6 +191,7 @@ def test_a_model_reads_what_conversations_begin_with(monkeypatch: pytest.MonkeyP
     assert asyncio.run(health.have_read(client, "m", "You help.", 5.0)) == 57
     first, *_, last = client.asked
     assert first == last
+    assert asyncio.run(health.have_read(Client(hidden=3), "m", "You help.", 5.0)) == 57
     assert (last["messages"][0], last["max_tokens"]) == (
         {"role": "system", "content": "You help."}, 1,
     )  # fmt: skip

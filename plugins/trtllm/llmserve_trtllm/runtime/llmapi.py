@@ -29,7 +29,8 @@ class LlmApi:
         self._guided: str = settings["guided_decoding_backend"]
         self._folder = folder
         self._stand_in: Any = None
-        self._running: dict[str, list[Any]] = {}
+        self._running: dict[str, _Answer] = {}
+        """Those that wait for their adapters, and those that are generated."""
         self._threads = ThreadPoolExecutor(_MAX_REQUESTS)
 
     def start(self, parts: Parts) -> None:
@@ -57,8 +58,8 @@ class LlmApi:
             inputs = tensors_of(raw)
             answer = _Answer(raw, inputs, self._parts, streams=self._settings["streams"])
             if "stop" in inputs and inputs["stop"].any():
-                for result in self._running.get(answer.id, ()):
-                    result.abort()
+                if (running := self._running.get(answer.id)) is not None:
+                    running.stop()
                 # An empty response, as the engine's backend sends it.
                 answer.respond(final=True)
                 continue
@@ -67,6 +68,7 @@ class LlmApi:
             except RequestError as error:
                 answer.responder.fail(error)
             else:
+                self._running[answer.id] = answer
                 self._threads.submit(self._answer, answer)
 
     def finalize(self) -> None:
@@ -130,21 +132,23 @@ class LlmApi:
             else:
                 with self._adapters.held(row.adapter for row in answer.rows) as held:
                     self._generate(answer, held)
-            answer.respond(final=True)
         except Exception as error:
             answer.responder.fail(error)
         finally:
-            self._running.pop(answer.id, None)
+            if self._running.get(answer.id) is answer:
+                del self._running[answer.id]
 
     def _generate(self, answer: _Answer, held: Mapping[str, Any]) -> None:
-        results = []
-        for row in answer.rows:
+        # While it waited for its adapters, its client may have left.
+        rows = [] if answer.is_stopped or answer.responder.cancelled(now=True) else answer.rows
+        for row in rows:
             lora = {"lora_request": held[row.adapter]} if row.adapter else {}
-            results.append(
+            answer.results.append(
                 self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams, **lora)
             )
-        self._running[answer.id] = results
-        for row, result in zip(answer.rows, results, strict=True):
+        if answer.is_stopped:
+            answer.stop()
+        for row, result in zip(rows, answer.results, strict=True):
             for output in result if answer.streams else [result.result()]:
                 row.update(output.outputs[0].token_ids)
                 if row.ended or answer.responder.cancelled():
@@ -152,6 +156,8 @@ class LlmApi:
                     break
                 if answer.streams:
                     answer.respond()
+        # Before others wait for the adapters that it holds, and may have them read.
+        answer.respond(final=True)
 
     def _adapter_queue(self, home: Path | None) -> AdapterQueue | None:
         if home is None:
@@ -264,10 +270,19 @@ class _Answer:
         self.responder = Responder(raw, parts)
         self.id: str = raw.request_id()
         self.rows: list[_Row] = []
+        self.results: list[Any] = []
+        """What the LLM API generates for each row, once it does."""
+        self.is_stopped = False
         self.streams = streams and "streaming" in inputs and bool(inputs["streaming"].any())
         exclude = inputs.get("exclude_input_in_output")
         # As in the engine, a stream has only new tokens.
         self._echo = exclude is not None and not exclude.any() and not self.streams
+
+    def stop(self) -> None:
+        """Have no more generated."""
+        self.is_stopped = True
+        for result in [*self.results]:
+            result.abort()
 
     def respond(self, *, final: bool = False) -> None:
         """Send the new tokens, if there are any; a final response is always sent."""
