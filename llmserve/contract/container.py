@@ -349,7 +349,7 @@ def select(
                 f"rm -rf {links} && mkdir {links} && ln -s {model}/* {links}",
                 f"rm -f {links}/config.pbtxt",
                 # Some models need no configuration but what Triton finds out itself.
-                f"{{ cat {model}/config.pbtxt 2>/dev/null; printf '\\n%s' {declared}; }} "
-                f"> {links}/config.pbtxt",
+                f"{{ {{ [ ! -e {model}/config.pbtxt ] || cat {model}/config.pbtxt; }} "
+                f"&& printf '\\n%s' {declared}; }} > {links}/config.pbtxt",
             ]
     return " && ".join(steps)

@@ -505,7 +505,7 @@ def test_a_model_of_others_keeps_the_three_lines_that_declare_it(
         assert "texts: own: - PROMPT - ANSWER" in written
     else:
         where = "/mnt/models" if (target, bool(volume)) == ("kserve", True) else "/models"
-        assert f"{{ cat {where}/own/config.pbtxt && printf" in written
+        assert f"cat {where}/own/config.pbtxt; }} && printf" in written
         assert 'string_value: "PROMPT"' in written
     result = CliRunner().invoke(deploy, [target, "models", "--out", "plain"])
     assert result.exit_code == 0, result.output
