@@ -114,7 +114,8 @@ def table_of(described: Described) -> list[list[str]]:
         known = described.of(item.name.partition(" ")[0])
         notes, memory = [item.why], [""] if on_demand else []
         if isinstance(item, ModelReport):
-            notes = [item.why or item.failing or item.note, *_of_answers(item)]
+            reads = "reads its warm prompts" if item.reading else ""
+            notes = [item.why or item.failing or item.note, reads, *_of_answers(item)]
             if (demand := item.demand) is not None:
                 notes = ["pinned" if demand.pinned else "", *notes]
                 memory = [size_in_words(demand.size) if demand.loaded else ""]

@@ -11,7 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from llmserve.builder.server_file import ServerFile
-from llmserve.contract.report import ModelReport, OnDemandReport, ServerReport, State
+from llmserve.contract.report import (
+    ModelReport,
+    OnDemandReport,
+    ReplicaReport,
+    ServerReport,
+    State,
+)
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.hardware import MachineMemory
 from llmserve.repository.repository import Repository
@@ -153,6 +159,7 @@ def test_status_has_a_column_for_memory() -> None:
     models = (
         ModelReport("a", State.READY, demand=loaded),
         ModelReport("b", State.UNLOADED, demand=OnDemandReport(loaded=False, size=7)),
+        ModelReport("c", State.READY, demand=loaded, reading=True, fingerprint="1a2b"),
     )
     report = ServerReport(State.READY, on_demand=True, models=models)
     known = {
@@ -162,4 +169,15 @@ def test_status_has_a_column_for_memory() -> None:
         ["", "STATE", "PLUGIN", "SIZE", "MEMORY", "CONTEXT", "RESTARTS", ""],
         ["a", "ready", "hf", "9 MB", "88 MB", "512", "0", "pinned"],
         ["b", "unloaded", "hf", "9 MB", "", "", "0", ""],
+        ["c", "ready", "", "", "88 MB", "", "0", "pinned, reads its warm prompts, 1a2b"],
+    ]
+
+
+def test_status_says_which_replica_has_yet_to_read_its_warm_prompts() -> None:
+    both = [ModelReport("m", State.READY, reading=reading) for reading in (True, False)]
+    replicas = tuple(ReplicaReport(State.READY, models=(each,)) for each in both)
+    rows = table_of(Described(ServerReport(State.READY, models=(both[0],), replicas=replicas), {}))
+    assert [(row[0], row[-1]) for row in rows[1:]] == [
+        ("m (1)", "reads its warm prompts"),
+        ("m (2)", ""),
     ]
