@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -17,13 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from llmserve.client import CALL_HEADERS, ToolFormats
+from llmserve.client import ToolFormats
 from llmserve.errors import (
     InvalidRequestError,
     LLMServeError,
-    RequestCancelledError,
     RequestRejectedError,
     UnreachableError,
 )
@@ -38,8 +35,8 @@ from llmserve.runtime.contract import (
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Claim, Limits
-from llmserve_gateway.background_responses import BackgroundResponses
-from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
+from llmserve_gateway.answering import Answering, cancel_on_disconnect
+from llmserve_gateway.bodies import Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
@@ -47,17 +44,19 @@ from llmserve_gateway.dialects import AnyRequest, Dialect, Later, Models, R, Tru
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.key_usage import KeyUsage
 from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
+from llmserve_gateway.later_answers import LaterAnswers, answer_when_there_is_room
 from llmserve_gateway.live_answers import LiveAnswers
 from llmserve_gateway.loads import Loads
+from llmserve_gateway.log_warnings import LogWarnings
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.model_names import ModelNames, Named
+from llmserve_gateway.outcomes import Outcomes
 from llmserve_gateway.prompt_limit import check_fits
 from llmserve_gateway.releases.comparison import Heard
 from llmserve_gateway.releases.release import Plan, Tolerances
 from llmserve_gateway.releases.turns import Releases, Turn
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import (
-    LaterReply,
     Reply,
     RequestRecord,
     Send,
@@ -65,7 +64,7 @@ from llmserve_gateway.reply import (
     send_nowhere,
 )
 from llmserve_gateway.response_database import SqliteStore
-from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponses
+from llmserve_gateway.stored_responses import StoredResponses
 from llmserve_gateway.turns import IN_BACKGROUND, NOBODY, Party, Standing
 
 if TYPE_CHECKING:
@@ -74,9 +73,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llmserve.gateway")
 
-_MAX_WARNED_FIELDS = 1000
-_MAX_WARNED_LENGTH = 60
-_MAX_NAMED_FIELDS = 20
 BATCH_KEY = "llmserve.batch_key"
 """Where the scope of a request has the key of its batch."""
 _RECONNECTIONS = 3
@@ -150,19 +146,6 @@ class Settings:
         return None if self.keys else self.cors_origins
 
 
-@dataclass(frozen=True, eq=False)
-class _Answering(Generic[R]):
-    """A request of a client, whoever answers it."""
-
-    key: Key | None
-    headers: Mapping[str, str]
-    receive: Receive
-    reply: Reply
-    dialect: Dialect[R]
-    is_later: bool = False
-    """Whether it is answered in the background: it counts already, and waits for its turn."""
-
-
 class Gateway:
     """The state of one gateway, and its handling of requests to models."""
 
@@ -180,7 +163,6 @@ class Gateway:
         self.admission = Admission(settings.limits)
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
-        self.key_usage = KeyUsage(settings.keys) if settings.keys else None
         self.loads: Loads | None = None
         if settings.on_demand and isinstance(settings.supervisor, Path):
             limit, observe = settings.limits.max_queue, self.metrics.observe_load
@@ -195,12 +177,13 @@ class Gateway:
         # Of several replicas, `serve` does not say which one's process has died.
         single = settings.supervisor is not None and len(settings.tritons) == 1
         self._deaths = Deaths(self.catalog.supervised) if single else None
+        self._warnings = LogWarnings()
         self.tools = ToolFormats(
             self.catalog.chat_template,
             prompt_of=self._prompt_of,
             parsers=settings.tool_parsers,
             prompt=settings.tool_prompt,
-            on_message=self._warn_of_message,
+            on_message=self._warnings.warn_of_message,
         )
         self.releases = Releases(
             settings.releases,
@@ -210,22 +193,19 @@ class Gateway:
         )
         self.live_answers = LiveAnswers(settings.supervisor, settings.certify_share or 0.0)
         self._client: Replicas | None = None
-        self.is_closing = False
         self.responses: StoredResponses | None = None
         if settings.responses:
             self.responses = StoredResponses(SqliteStore(settings.responses))
-        self.background = BackgroundResponses(self.responses) if self.responses else None
+        self.outcomes = Outcomes(
+            self.catalog,
+            self.metrics,
+            key_usage=KeyUsage(settings.keys) if settings.keys else None,
+            tracer=_make_tracer(settings.collector) if settings.collector else None,
+        )
+        self.later = LaterAnswers(self.responses, self.outcomes) if self.responses else None
         self._models = Models(
             lambda: self.client, self.catalog, self.tools, settings.truncate, self.responses
         )
-        self._warned_fields: set[str] = set()
-        self._warned_models: set[str] = set()
-        self.tracer: Tracer | None = None
-        if settings.collector:
-            check_collector(settings.collector)
-            from llmserve_gateway.tracing import Tracer, make_exporter
-
-            self.tracer = Tracer(*make_exporter(settings.collector))
 
     @property
     def client(self) -> Replicas:
@@ -241,17 +221,13 @@ class Gateway:
             await client.close()
 
     async def close(self) -> None:
-        self.is_closing = True
-        if self.background is not None:
-            await self.background.close()
+        if self.later is not None:
+            await self.later.close()
         await self.disconnect()
         await self.live_answers.close()
         if self.responses is not None:
             await self.responses.close()
-        if self.key_usage is not None:
-            await self.key_usage.close()
-        if self.tracer is not None:
-            await asyncio.to_thread(self.tracer.close)
+        await self.outcomes.close()
 
     def authenticate(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Key | None:
         """Return the key of a request, or None if the gateway needs no keys."""
@@ -267,26 +243,6 @@ class Gateway:
     def check_model(self, key: Key | None, model: str) -> None:
         if key and not key.allows(model):
             raise ApiError(403, f"this key may not use {model[:200]!r}", param="model")
-
-    def warn_unknown(self, unknown: frozenset[str]) -> None:
-        """Log a warning about unknown fields, once for each field."""
-        new = {name for name in unknown if len(name) <= _MAX_WARNED_LENGTH} - self._warned_fields
-        if new and len(self._warned_fields) < _MAX_WARNED_FIELDS:
-            named = sorted(new)[:_MAX_NAMED_FIELDS]
-            self._warned_fields.update(named)
-            names = ", ".join(repr(name) for name in named)
-            others = f" and {len(new) - len(named)} more" if len(new) > len(named) else ""
-            log.warning("ignored unknown request fields: %s%s", names, others)
-
-    def _warn_of_message(self, model: str) -> None:
-        """Log, once for each model, that a message describes tools to it."""
-        if model not in self._warned_models:
-            self._warned_models.add(model)
-            log.warning(
-                "the chat template of %r has no place for tools: a message describes them "
-                "(--tool-prompt FILE sets its text)",
-                model,
-            )
 
     @asynccontextmanager
     async def load(
@@ -432,36 +388,10 @@ class Gateway:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         record = RequestRecord(request_id(headers))
-        trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
+        trace = self.outcomes.trace(headers, dialect.operation)
         reply = Reply(send, record, dialect.error_body, headers, dialect.streams_as)
         answering = self._answer(scope, headers, receive, send, reply, dialect, trace)
-        await self._record(reply, trace, answering)
-
-    async def _record(self, reply: Reply, trace: Trace | None, answering: Awaitable[None]) -> None:
-        """Have a request answered, say what has gone wrong, and record its outcome."""
-        record = reply.record
-        try:
-            await answering
-        except (ClientDisconnected, asyncio.CancelledError, RequestCancelledError):
-            record.outcome, record.status = "cancelled", 499
-        except ApiError as error:
-            await reply.fail(error)
-        except LLMServeError as error:
-            if record.model:
-                waited = time.perf_counter() - (record.admitted or record.arrived)
-                self.catalog.record_failure(record.model, error, waited)
-            await reply.fail(from_llmserve(error, reply.sent))
-        except Exception:
-            log.exception("request %s", record.id)
-            await reply.fail(ApiError(500, "the gateway failed: see its log"))
-        finally:
-            record.ended = time.perf_counter()
-            self.metrics.count_request(record)
-            if self.key_usage is not None and record.admitted is not None:
-                self.key_usage.note(record.key, record.input_tokens, record.output_tokens)
-            if trace is not None:
-                trace.end(record)
-            print(record.log_line(), file=sys.stderr, flush=True)  # noqa: T201
+        await self.outcomes.record(reply, trace, answering)
 
     async def _answer(
         self,
@@ -482,101 +412,62 @@ class Gateway:
         reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
-        self.warn_unknown(request.unknown)
+        self._warnings.warn_of_fields(request.unknown)
         self.check_model(key, Named(request.model, request.adapter).full)
         # Nothing is loaded for what will be refused.
         _standing(key, request)
         address = (scope.get("client") or [""])[0]
-        answering = _Answering(key, headers, receive, reply, dialect)
+        answering = Answering(key, headers, receive, send, reply, dialect)
         begin = partial(self.releases.begin, request, key, content, address)
         if (later := dialect.later(request, record)) is None:
             await self._take_turn(answering, request, begin())
         else:
-            await self._answer_later(answering, request, begin, send, later)
+            await self._answer_later(answering, request, begin, later)
 
-    async def _take_turn(self, answering: _Answering[R], request: R, turn: Turn | None) -> None:
+    async def _take_turn(self, answering: Answering[R], request: R, turn: Turn | None) -> None:
         """Have the build of a model answer whose turn it is."""
-        respond = self._respond_in_time if answering.is_later else self._respond
+
+        async def respond(asked: AnyRequest, is_again: bool = False) -> None:
+            once = partial(self._respond, answering, cast(R, asked), is_again=is_again)
+            if answering.is_later:
+                timeout = self.timeout(answering.headers)
+                await answer_when_there_is_room(once, answering.reply.record, timeout)
+            else:
+                await once()
+
         if turn is None:
-            await respond(answering, request)
+            await respond(request)
             return
         await turn.answer(
             answering.reply,
-            lambda asked, again: respond(answering, cast(R, asked), is_again=again),
+            respond,
             lambda asked: self._ask_aside(answering.key, answering.dialect, cast(R, asked)),
         )
 
     async def _answer_later(
-        self,
-        client: _Answering[R],
-        request: R,
-        begin: Callable[[], Turn | None],
-        send: Send,
-        later: Later,
+        self, client: Answering[R], request: R, begin: Callable[[], Turn | None], later: Later
     ) -> None:
-        """Tell a client that its request is kept, and answer that in the background."""
-        assert self.background is not None  # noqa: S101
-        key, headers, dialect = client.key, client.headers, client.dialect
-        record = RequestRecord(client.reply.record.id, key=client.reply.record.key)
-        reply = LaterReply(record, partial(self.background.fail, later.stored), headers)
-        answering = _Answering(key, headers, _never, reply, dialect, is_later=True)
-        self.timeout(headers)
+        """Have a request answered in the background, once it is seen that it can be."""
+        assert self.later is not None  # noqa: S101
+        key = client.key
+        self.timeout(client.headers)
         if self.loads is None:
             # What no model could answer is refused now.
             self._check(await self.catalog.info(request.model), request)
         await self._check_fits(request)
         self._charge(key, request)
-        limits = self.keys.headers(key) if key and self.keys else {}
-
-        async def answer() -> None:
-            # Its span is not within that of its client's request.
-            CALL_HEADERS.set(())
-            trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
-            if trace is not None:
-                trace.set_request(request)
-            if request.stream:
-                await reply.open(send, limits, later.events)
-            reply.error_event = dialect.failure_of(request, record)
-            await self._record(reply, trace, self._take_turn(answering, request, begin()))
-            if not reply.has_ended:
-                what = ApiError(503, "the response was cancelled", code="cancelled")
-                await reply.fail(INTERRUPTED if self.is_closing else what)
-
-        held = self._held(key, request, IN_BACKGROUND)
-        answered = await self.background.begin(later.stored, held, answer)
-        client.reply.record.outcome = "queued"
-        if not request.stream:
-            client.reply.headers = limits
-            await client.reply.send_body(later.body)
-            return
-        client.reply.record.status = 200
-        leaving = asyncio.ensure_future(_leave(client.receive))
-        try:
-            await asyncio.wait({answered, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            reply.leave()
-
-    async def _respond_in_time(
-        self, answering: _Answering[R], request: R, *, is_again: bool = False
-    ) -> None:
-        """Have a model answer when there is room for it, however long others are before."""
-        record, timeout = answering.reply.record, self.timeout(answering.headers)
-        while True:
-            try:
-                await self._respond(answering, request, is_again=is_again)
-                return
-            except (ApiError, RequestRejectedError) as error:
-                said = error if isinstance(error, ApiError) else from_llmserve(error)
-                if said.status != 429 or record.first_output is not None:
-                    raise
-            seconds = float(said.headers.get("retry-after", 1))
-            if timeout is not None and time.perf_counter() + seconds > record.arrived + timeout:
-                raise ApiError(504, f"no slot was free for {timeout:g} s", code="timeout")
-            await asyncio.sleep(seconds)
+        await self.later.answer(
+            client,
+            request,
+            later,
+            # Its turn is when it is answered.
+            lambda answering: self._take_turn(answering, request, begin()),
+            held=self._held(key, request, IN_BACKGROUND),
+            limits=self.keys.headers(key) if key and self.keys else {},
+        )
 
     async def _respond(
-        self, answering: _Answering[R], request: R, *, is_again: bool = False
+        self, answering: Answering[R], request: R, *, is_again: bool = False
     ) -> None:
         """Have a model answer a client."""
         key, dialect = answering.key, answering.dialect
@@ -588,7 +479,7 @@ class Gateway:
         # A client that disconnects frees its slots, even while its answer is being generated. While
         # its model is loaded it has none, which others need.
         async with (
-            _cancel_on_disconnect(receive, reply),
+            cancel_on_disconnect(receive, reply),
             self.load(key, request, timeout, reply, counts=answering.is_later),
             self.admit(
                 key, request, timeout, is_again=is_again, counts=answering.is_later
@@ -703,6 +594,13 @@ def _standing(key: Key | None, request: AnyRequest) -> Standing:
     return key.standing(request.priority)
 
 
+def _make_tracer(collector: str) -> Tracer:
+    check_collector(collector)
+    from llmserve_gateway.tracing import Tracer, make_exporter
+
+    return Tracer(*make_exporter(collector))
+
+
 def check_adapter(info: ModelInfo, request: AnyRequest) -> None:
     """Refuse the name of an adapter of a model that has none."""
     if request.adapter and ADAPTER.name not in info.inputs:
@@ -726,42 +624,3 @@ def check_images(info: ModelInfo, request: AnyRequest) -> None:
     if IMAGE_URL.name in request.options and IMAGE_URL.name not in info.inputs:
         what = f"{info.name!r} reads only text: it has no input {IMAGE_URL.name} for images"
         raise bad_request(what, "messages", "unsupported_parameter")
-
-
-async def _never() -> Any:
-    """Receive nothing of a client, as there is none."""
-    await asyncio.get_running_loop().create_future()
-
-
-async def _leave(receive: Receive) -> None:
-    """Return when a client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-@asynccontextmanager
-async def _cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects before it has its whole response."""
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101
-    disconnected = False
-
-    async def listen() -> None:
-        nonlocal disconnected
-        await _leave(receive)
-        # The server says the same of a client that stays, once it has been answered.
-        if not reply.has_ended:
-            disconnected = True
-            task.cancel()
-
-    listener = asyncio.ensure_future(listen())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not disconnected:
-            raise
-        if hasattr(task, "uncancel"):
-            task.uncancel()
-        raise ClientDisconnected from None
-    finally:
-        listener.cancel()

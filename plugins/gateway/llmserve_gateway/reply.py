@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import secrets
@@ -25,8 +24,6 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Proxies must not buffer a stream.
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _JSON = (b"content-type", b"application/json")
-_READS_WITHIN = 10.0
-"""Seconds in which whoever reads along has to take what is new."""
 
 
 @dataclass(frozen=True)
@@ -184,38 +181,3 @@ class Reply:
 
 async def send_nowhere(message: Any) -> None:
     del message
-
-
-class LaterReply(Reply):
-    """Says what becomes of a request that nobody waits for; a client may read along for a while."""
-
-    def __init__(
-        self,
-        record: RequestRecord,
-        fail: Callable[[ApiError], Awaitable[None]],
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(self._pass_on, record, headers=headers)
-        self._fail = fail
-        self._reader: Send = send_nowhere
-
-    async def open(self, send: Send, headers: Mapping[str, str], events: bytes) -> None:
-        """Have a client read along."""
-        self._reader, self.headers = send, headers
-        await self.start_stream(events)
-
-    def leave(self) -> None:
-        """Send no more to the client, which has gone."""
-        self._reader = send_nowhere
-
-    async def fail(self, error: ApiError) -> None:
-        await self._fail(error)
-        await super().fail(error)
-
-    async def _pass_on(self, message: Any) -> None:
-        if self._reader is send_nowhere:
-            return
-        try:
-            await asyncio.wait_for(self._reader(message), _READS_WITHIN)
-        except (OSError, asyncio.TimeoutError):
-            self.leave()

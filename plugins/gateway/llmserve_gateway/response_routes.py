@@ -80,8 +80,8 @@ class ResponseRoutes:
         return page_content(ItemPage(items[: query.limit], len(items) > query.limit))
 
     def _stop(self, id: str) -> None:
-        if self._gateway.background is not None:
-            self._gateway.background.stop(id)
+        if self._gateway.later is not None:
+            self._gateway.later.stop(id)
 
     async def _find(self, request: Request, key: Key | None) -> StoredResponse:
         return await self._kept.find(owner_of(key), request.path_params["id"])

@@ -100,7 +100,7 @@ def request_via(
 ) -> Any:
     async def go() -> Any:
         app = app_before(triton, settings)
-        app.state.gateway.tracer = tracer
+        app.state.gateway.outcomes.tracer = tracer
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             responses = [await client.post(path, **request) for _ in range(times)]
