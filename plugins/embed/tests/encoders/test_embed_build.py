@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.builder.fit import needs_of
-from llmserve.builder.size import size_of
 from llmserve.errors import IncompatibleError, LLMServeError, OptionError
-from llmserve.plugin import BuildSpec, Needs, Registry, check_repository, demo_model_path, make_plan
+from llmserve.plugin import Needs, Registry, check_repository, demo_model_path
 from llmserve.testing import read_config
+from llmserve.testing.needs import plan_needs, read_size
 from llmserve.testing.tiny_encoders import CONTEXT, save_classifier, save_encoder, write
 
 
@@ -224,15 +223,11 @@ def test_openvino_is_taken_where_it_is_and_computes_on_the_cpu(tmp_path: Path) -
 
 
 def test_what_a_model_takes_is_known_before_it_is_converted(tmp_path: Path) -> None:
-    model, registry = save_encoder(tmp_path / "model"), Registry.load()
-    size = size_of(str(model))
-    assert size is not None
+    model = save_encoder(tmp_path / "model")
+    size = read_size(model)
 
     def needs(generator: str, **options: object) -> Needs:
-        spec = BuildSpec("embed", str(model), generator=generator, options=options)
-        found = needs_of(make_plan(spec, registry), size)
-        assert found is not None
-        return found
+        return plan_needs("embed", model, options, generator=generator)
 
     torch = needs("encoder", dtype="float32", device="cpu")
     whole = needs("encoder-openvino", dtype="float32")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from llmserve.builder.size import size_in
 from llmserve.testing.memory import most_memory, of_cuda
+from llmserve.testing.needs import read_size
 from llmserve.testing.tiny_encoders import save_tokenizer
 from llmserve_embed.needs import openvino_needs
 
@@ -32,8 +32,7 @@ def test_converting_takes_what_the_plugin_says(tmp_path: Path) -> None:
     }  # fmt: skip
     program = ["-m", "llmserve_embed.convert", str(model), str(tmp_path / "ov")]
     most = most_memory([sys.executable, *program, json.dumps(settings)]) - of_cuda()
-    size = size_in(model)
-    assert size is not None
+    size = read_size(model)
     expected = openvino_needs(size, {"weight_format": "auto", "file": "", "dtype": "auto"}).build
     # All weights in float32 are 0.63 GB, of which OpenVINO would make two copies.
     assert expected / 1.5 < most < 1.15 * expected

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from llmserve.builder.size import size_in
 from llmserve.testing.memory import most_memory
+from llmserve.testing.needs import read_size
 from llmserve_gpt2 import llmserve_register_generators
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -32,8 +32,7 @@ def test_an_export_takes_what_the_plugin_says(form: str, layers: int, tmp_path: 
     config = GPT2Config(n_embd=1280, n_layer=layers, n_head=20)
     GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(model)
     most = most_memory([sys.executable, "-c", _EXPORT, str(model), form, str(target)])
-    size = size_in(model)
-    assert size is not None
+    size = read_size(model)
     generators = {generator.name: generator for generator in llmserve_register_generators()}
     needs = generators[f"graph-{form}"].needs
     assert needs is not None

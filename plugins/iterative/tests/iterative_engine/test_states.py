@@ -12,12 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.builder.fit import needs_of
-from llmserve.builder.plan import BuildSpec, make_plan
-from llmserve.builder.size import size_in
-from llmserve.plugins.registry import Registry
 from llmserve.runtime import Chunk, Generation
 from llmserve.testing import generation
+from llmserve.testing.needs import plan_needs, read_size
 from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
 from llmserve_iterative.runner import StatesRunner, make_runner
 
@@ -161,8 +158,7 @@ def test_the_plan_of_memory_counts_what_is_allocated(
 ) -> None:
     model = make_model(family, dtype)
     model.save_pretrained(tmp_path)
-    size = size_in(tmp_path)
-    assert size is not None
+    size = read_size(tmp_path)
     runner = make_runner(model, 64)
     assert isinstance(runner, StatesRunner)
     for number in range(3):
@@ -176,9 +172,7 @@ def test_the_plan_of_memory_counts_what_is_allocated(
 
     def cache_of(sequences: int, copies: int) -> int:
         options = {"device": "cpu", "dtype": "float32", "max_batch_size": sequences}
-        spec = BuildSpec("iterative", str(tmp_path), options={**options, "state_mb": copies})
-        needs = needs_of(make_plan(spec, Registry.load()), size)
-        assert needs is not None
+        needs = plan_needs("iterative", tmp_path, {**options, "state_mb": copies})
         assert needs.cached.endswith("states of 5 sequences with copies" if sequences == 5 else "")
         return needs.cache
 
