@@ -18,7 +18,7 @@ import pytest
 import llmserve
 from llmserve.plugin import demo_model_path
 from llmserve.server import ServerReport, State
-from llmserve.server.keep.control import listening
+from llmserve.testing.serving import listening
 from llmserve.testing.tiny_adapters import save_adapter
 from llmserve_gateway.adapter_changes import AdapterChanges, Addition
 from llmserve_gateway.adding_adapter import LARGEST, Refused, copy_adapter

@@ -15,7 +15,7 @@ from llmserve.client import Completion, Logprob, ModelInfo, Piece
 from llmserve.errors import RequestRejectedError
 from llmserve.plugin import Address
 from llmserve.server import MOST_TOKENS, LiveAnswer, ServerReport, State
-from llmserve.server.keep.control import listening
+from llmserve.testing.serving import listening
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.releases.release import Plan
 from llmserve_gateway.replicas import Replicas

@@ -6,21 +6,16 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from llmserve.errors import ModelNotReadyError, ServerError, UnreachableError
-from llmserve.server import ModelReport, OnDemand, ServerReport, State
-from llmserve.server.keep import actions
-from llmserve.server.keep.control import listening
-from llmserve.server.keep.demand import Demand, LoadEverywhere, UnloadEverywhere
-from llmserve.server.keep.desired import Desired, Hold, Order
+from llmserve.errors import ModelNotReadyError, UnreachableError
+from llmserve.testing.serving import ScriptedServe
 from llmserve_gateway import loads
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches import asking
@@ -34,113 +29,16 @@ from . import gateways
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-class Serve:
+class Serve(ScriptedServe):
     """A `serve` and its Triton: what is loaded answers, and ``broken`` fails to load."""
 
     def __init__(self, *names: str, max_loaded: int = 1) -> None:
-        self.loaded: set[str] = set()
-        self.history: list[str] = []
-        self.desired = Desired()
-        self.demand = Demand(names, OnDemand(max_loaded=max_loaded), time.monotonic())
-        self._changes: dict[str, asyncio.Future[None]] = {}
-        self._refused: dict[str, str] = {}
+        super().__init__(*names, max_loaded=max_loaded)
         self.triton = Triton(self)
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    is_paused = False
-    has_ended = False
-
-    def takes_memory(self, name: str) -> bool:
-        return name in self.loaded
-
-    def is_changing(self, name: str) -> bool:
-        return name in self._changes
-
-    def refused(self, name: str) -> str:
-        return self._refused.get(name, "")
-
-    def cost_restart(self, name: str) -> bool:
-        return False
-
-    def why_it_failed(self, name: str) -> str:
-        del name
-        return ""
-
-    def size(self, name: str) -> float:
-        del name
-        return 7e6
-
-    async def load(self, name: str) -> None:
-        await self.gate.wait()
-        if name == "broken":
-            raise ServerError("no weights")
-        self.loaded.add(name)
-        self.history.append(f"+{name}")
 
     async def unload(self, name: str) -> None:
         assert not self.triton.running, "it answers while it is unloaded"
-        self.loaded.remove(name)
-        self.history.append(f"-{name}")
-
-    def consider(self) -> None:
-        """Do what is decided for who wants models."""
-        for step in self.demand.decide(self.desired, self, time.monotonic()):
-            match step:
-                case actions.Grant(hold):
-                    hold.grant()
-                case actions.Inform(hold, place, going):
-                    hold.change(place, going=going)
-                case actions.Refuse(Hold() as hold, error):
-                    hold.refuse(error)
-                case actions.Refuse(Order() as order, error):
-                    order.done.set_exception(error)
-                case actions.Fulfil(order):
-                    order.done.set_result(None)
-                case LoadEverywhere(name):
-                    self._refused.pop(name, None)
-                    self._changes[name] = asyncio.ensure_future(self._change(name, self.load))
-                case UnloadEverywhere(name):
-                    self._changes[name] = asyncio.ensure_future(self._change(name, self.unload))
-        self.desired.orders = [each for each in self.desired.orders if not each.done.done()]
-
-    async def _change(self, name: str, work: Callable[[str], Awaitable[None]]) -> None:
-        try:
-            await work(name)
-        except ServerError as error:
-            self._refused[name] = error.problem
-        del self._changes[name]
-        self.consider()
-
-    async def answer(self, request: Mapping[str, Any]) -> ServerReport:
-        if request["do"] in ("load", "unload"):
-            done = asyncio.get_running_loop().create_future()
-            self.desired.orders.append(Order(request["do"], request["model"], (), done))
-            self.consider()
-            await done
-        models = tuple(map(self.report, self.demand.offered))
-        return ServerReport(State.READY, models=models)
-
-    def report(self, name: str) -> ModelReport:
-        state = State.READY if name in self.loaded else State.UNLOADED
-        demand = self.demand.report(name, self, time.monotonic())
-        assert demand is not None
-        return ModelReport(name, state, loads=1, demand=replace(demand, task="generate"))
-
-    async def hold(self, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        loop = asyncio.get_running_loop()
-        hold = Hold(request["model"], loop.create_future(), request["load"])
-        self.desired.holds.append(hold)
-        self.consider()
-        try:
-            while True:
-                hold.changed.clear()
-                yield hold.report()
-                await hold.changed.wait()
-        finally:
-            self.desired.holds.remove(hold)
-            hold.granted.cancel()
-            self.consider()
+        await super().unload(name)
 
 
 class Triton(gateways.Triton):
@@ -185,9 +83,8 @@ async def front(
     socket = folder / "sock"
     fields = {"supervisor": socket, "on_demand": True, "local": True, **settings}
     app = gateways.app_before(serve.triton, Settings(gateways.NO_TRITON, **fields))
-    followers: Any = {"hold": serve.hold}
     lifespan = app.router.lifespan_context(app) if "batches" in settings else nullcontext()
-    async with listening(socket, serve.answer, followers), lifespan:
+    async with serve.listening(socket), lifespan:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=20

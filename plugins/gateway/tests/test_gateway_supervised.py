@@ -12,10 +12,9 @@ from typing import Any, cast
 import pytest
 
 from llmserve.client import Completion
-from llmserve.contract.report import OnDemandReport
 from llmserve.errors import ModelNotReadyError, UnreachableError
-from llmserve.server import ModelReport, ServerReport, State
-from llmserve.server.keep.control import listening
+from llmserve.server import ModelReport, OnDemandReport, ServerReport, State
+from llmserve.testing.serving import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.metrics import Metrics

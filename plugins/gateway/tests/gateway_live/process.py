@@ -16,9 +16,9 @@ import httpx2 as httpx
 import openai
 
 from llmserve.server import ModelReport, ServerReport, State
-from llmserve.server.keep.control import listening
 from llmserve.testing import LiveTriton
 from llmserve.testing.command import LLMSERVE
+from llmserve.testing.serving import listening
 
 
 @contextmanager
