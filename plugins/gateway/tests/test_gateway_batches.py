@@ -37,12 +37,12 @@ from llmserve.client import (
     Computed,
     ModelInfo,
 )
-from llmserve.client.batches import engine, jobs
 from llmserve.errors import ClientError, ModelNotReadyError, UsageError
 from llmserve.plugin import Place
 from llmserve.runtime.contract import EMBED
 from llmserve.server import ModelReport, ReplicaReport, State
 from llmserve.testing import ScriptedTriton
+from llmserve.testing.batches import shorten_pauses
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.batches import asking, checking, routes, runner, uploads
@@ -447,7 +447,7 @@ def test_a_batch_whose_key_is_withdrawn_leaves_its_place_to_others(
 def test_a_line_that_is_asked_again_costs_its_key_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.01)
+    shorten_pauses(monkeypatch, first=0.01)
     keys, model = tmp_path / "keys", Model()
     mine = new_key(keys, "me", requests_per_minute=3)
 
@@ -466,7 +466,7 @@ def test_a_line_that_is_asked_again_costs_its_key_one_request(
 def test_an_answer_that_cannot_be_kept_costs_its_tokens_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.01)
+    shorten_pauses(monkeypatch, longest=0.01)
     monkeypatch.setattr(runner, "_PERIOD", 0.01)
     keys, write = tmp_path / "keys", os.write
     mine = new_key(keys, "me", tokens_per_minute=100)
@@ -660,7 +660,7 @@ def test_a_batch_advances_even_if_others_never_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "ADVANCE", 0.05)
-    monkeypatch.setattr(engine, "_PERIOD", 0.02)
+    shorten_pauses(monkeypatch, period=0.02)
     model = Model()
 
     async def work(client: openai.AsyncOpenAI) -> None:
@@ -681,8 +681,7 @@ def test_a_batch_advances_even_if_others_never_pause(
 def test_a_line_that_ends_its_model_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.02)
+    shorten_pauses(monkeypatch, first=0.02, longest=0.02)
     model = Model()
     beside: list[list[str]] = []
     fatal: set[str] = set()
@@ -723,8 +722,7 @@ def test_a_line_that_ends_its_model_costs_only_itself(
 def test_suspects_of_a_model_that_is_away_hold_up_no_other_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(jobs, name, 0.01)
+    shorten_pauses(monkeypatch, first=0.01, longest=0.01)
     away = {"is": False}
 
     class Both(Model):
@@ -784,7 +782,7 @@ class _Late(Model):
 def test_a_line_that_a_model_just_missed_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.02)
+    shorten_pauses(monkeypatch, first=0.02)
     model = _Late()
     model.is_loaded = False
 
@@ -798,8 +796,7 @@ def test_a_line_that_a_model_just_missed_is_asked_again(
 def test_a_model_that_still_loads_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.02)
+    shorten_pauses(monkeypatch, first=0.02, longest=0.02)
     model = Model()
     model.is_loaded = False
 
@@ -922,16 +919,14 @@ def test_each_line_has_one_end_whatever_comes_between(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "QUIET", 0.01)
-        for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-            patch.setattr(jobs, name, 0.005)
-        patch.setattr(engine, "_PERIOD", 0.005)
+        shorten_pauses(patch, first=0.005, longest=0.005, period=0.005)
         asyncio.run(go())
 
 
 def test_a_line_on_which_the_gateway_fails_has_an_error_and_the_others_their_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "FIRST_PAUSE", 0.01)
+    shorten_pauses(monkeypatch, first=0.01)
     tried = []
 
     def body(of: BatchLine) -> bytes:
@@ -1155,7 +1150,7 @@ def test_answers_count_as_files_of_their_key_while_they_come(
 def test_a_full_disk_is_said_to_who_uploads_and_costs_a_batch_nothing_but_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "LONGEST_PAUSE", 0.02)
+    shorten_pauses(monkeypatch, longest=0.02)
     model, written = Model(), os.write
 
     def full(*_: Any) -> Any:
