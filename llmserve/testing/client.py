@@ -1,4 +1,4 @@
-"""A client without a server, for tests of what is given one."""
+"""A client without a server, and its errors, for tests of what is given one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.client import Completion, ModelInfo, Piece
-from llmserve.errors import LLMServeError, ModelNotReadyError
+from llmserve.client.failures import Recipient, translate
+from llmserve.errors import ClientError, LLMServeError, ModelNotReadyError
+
+
+def client_error(details: str | None, status: str = "", *, model: str = "m") -> ClientError:
+    """Return what the client raises when a server has answered this; ``status`` is gRPC's."""
+    return translate(status, details or "", Recipient("127.0.0.1:8001", model))
 
 
 @dataclass

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
+from llmserve.plugins.api import CURRENT
+
 _RAISES = {"RequestError", "Failure"}
+
+
+def installed_sources() -> Iterator[Path]:
+    """Return the sources of llmserve and of all its plugins that are installed."""
+    for module in sorted({"llmserve", *(e.module for e in entry_points(group=CURRENT))}):
+        if (spec := find_spec(module)) and spec.origin:
+            yield from Path(spec.origin).parent.rglob("*.py")
 
 
 def raised_codes(paths: Iterable[Path]) -> set[str]:

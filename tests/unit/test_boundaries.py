@@ -163,6 +163,26 @@ def test_plugins_import_only_what_is_public() -> None:
             assert not set(private_imports(path, "llmserve.scaffold")), path
 
 
+NOT_PUBLIC = {
+    "llmserve.client.exchange.Steps",
+    "llmserve.graphs.packed_weight.Kind",
+    "llmserve.graphs.packed_weight.product_weight",
+    "llmserve.graphs.packed_weight.table_weight",
+    "llmserve.graphs.rounding.rounded",
+    "llmserve.graphs.rounding.whole_group",
+    "llmserve.runtime.answer.reading.encode",
+}
+"""What our plugins' own tests take all the same: it becomes less, never more."""
+
+
+def test_tests_of_plugins_import_what_is_public_or_for_tests() -> None:
+    """What a third party's tests cannot have, ours have no need of either, but for a few names."""
+    folder = ROOT / "plugins"
+    paths = [path for path in folder.rglob("*.py") if "tests" in path.relative_to(folder).parts]
+    taken = {name for path in paths for name in private_imports(path, "llmserve.testing")}
+    assert taken == NOT_PUBLIC
+
+
 def test_the_command_line_imports_only_what_is_public() -> None:
     taken = {
         name for path in sources(ROOT / "cli") for name in private_imports(path, "llmserve_cli")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
 from llmserve.client import Completion, Logprob, Piece, ToolsError
-from llmserve.client.failures import Recipient, translate
 from llmserve.contract.failures import Failure, write
 from llmserve.errors import (
     ClientError,
@@ -26,6 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     UnreachableError,
 )
+from llmserve.testing.client import client_error
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.anthropic import MessagesWriter, error_body, read_messages_request
 from llmserve_gateway.bodies import read_json
@@ -397,8 +397,7 @@ def test_a_body_that_says_that_it_is_too_large_is_refused(length: str) -> None:
 def refused(code: str, param: str | None = None, **details: int) -> ClientError:
     """Return what the client raises for a refusal of llmserve's runtime."""
     words = "words that quote 'the queue of 'm' is full' and [llmserve model_died] "
-    sent = write(Failure(code, words, param, details))
-    return translate("", sent, Recipient("127.0.0.1:8001", "m"))
+    return client_error(write(Failure(code, words, param, details)))
 
 
 @pytest.mark.parametrize(
@@ -434,7 +433,7 @@ def test_failures_in_openais_format(
 
 def test_a_client_without_a_command_line_is_told_nothing_of_its_options() -> None:
     nowhere = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
-    error = from_llmserve(translate("UNAVAILABLE", nowhere, Recipient("127.0.0.1:8001", "m")))
+    error = from_llmserve(client_error(nowhere, "UNAVAILABLE"))
     assert error.message == "no Triton answers at 127.0.0.1:8001: try again in a moment"
     assert int(error.headers["retry-after"]) > 0
 

@@ -18,10 +18,10 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from llmserve.client.exchange import Steps
-from llmserve.client.failures import Recipient, from_rpc
 from llmserve.errors import ClientError, ContextLengthError, RequestRejectedError
 from llmserve.plugin import check_repository
 from llmserve.testing import LiveTriton, read_config
+from llmserve.testing.client import client_error
 from llmserve.testing.command import LLMSERVE
 from llmserve.testing.one_layer import one_layer
 
@@ -100,7 +100,7 @@ def send(triton: LiveTriton, model: str, request: Any) -> Any:
         try:
             return stub.ModelInfer(request, timeout=60)
         except grpc.RpcError as error:
-            raise from_rpc(error, Recipient(triton.server.grpc_url, model)) from None
+            raise client_error(error.details(), error.code().name, model=model) from None
 
 
 def test_a_sequence_without_start_and_after_its_end(

@@ -20,10 +20,15 @@ import pytest
 
 import llmserve
 from llmserve.contract.failures import read
-from llmserve.demo import demo_model_path
 from llmserve.errors import IncompatibleError, LLMServeError
-from llmserve.plugin import Repository, add_adapter, model_adapters, remove_adapter
-from llmserve.repository.check import check_files
+from llmserve.plugin import (
+    Repository,
+    add_adapter,
+    check_repository,
+    demo_model_path,
+    model_adapters,
+    remove_adapter,
+)
 from llmserve.runtime import read_lora
 from llmserve.testing import FakeRequest, make_parts
 from llmserve.testing.tiny_adapters import save_adapter
@@ -264,7 +269,7 @@ def test_adapters_come_go_and_change_while_the_model_is_served(built: Built, sou
     add_adapter(model, "two", source / "two")
     assert [*model_adapters(model)] == ["one", "two"]
     assert served.limits.adapters == ["one", "two"]
-    assert not [*check_files(model, quick=False)]
+    assert not check_repository(repository, models=["mine"], served_here=False)
     requests += [served.send("one"), served.send("two")]
     _wait(requests)
     # One that is replaced has another number: TensorRT-LLM reads none a second time.

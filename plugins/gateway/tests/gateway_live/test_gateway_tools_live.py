@@ -9,8 +9,6 @@ import operator
 import os
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +19,8 @@ import pytest
 from llmserve import errors
 from llmserve.contract.failures import FAILURES
 from llmserve.plugin import demo_model_path
-from llmserve.plugins.api import CURRENT
 from llmserve.testing import LiveTriton
-from llmserve.testing.codes import raised_codes
+from llmserve.testing.codes import installed_sources, raised_codes
 
 from .process import Gateway
 from .scripted.scripted_model import END, START
@@ -462,9 +459,7 @@ def test_a_failure_of_the_runtime_reaches_both_clients_as_itself(
     scripted: LiveTriton, front: Gateway, plain: str
 ) -> None:
     # The gateway answers nobody after a cancellation.
-    places = map(find_spec, {"llmserve", *(e.module for e in entry_points(group=CURRENT))})
-    folders = [Path(spec.origin).parent for spec in places if spec and spec.origin]
-    refused = raised_codes(path for folder in folders for path in folder.rglob("*.py"))
+    refused = raised_codes(installed_sources())
     refused -= {"cancelled", "model_failed"}
     assert len(refused) > 7
     scripts = {code: f"refuse {code}" for code in sorted(refused)} | {"model_failed": "fail"}

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from llmserve.demo import demo_model_path
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 from llmserve.testing.command import LLMSERVE
 

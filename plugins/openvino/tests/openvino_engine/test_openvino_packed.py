@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from llmserve.graphs import StoredWeights, is_readable, parts
+from llmserve.graphs import PackedWeight, StoredWeights, is_readable, packed, parts, unpacked
 from llmserve.graphs import openvino as ov
-from llmserve.graphs.packed_weight import (
-    Kind,
-    PackedWeight,
-    packed,
-    product_weight,
-    table_weight,
-    unpacked,
-)
+from llmserve.graphs.packed_weight import Kind, product_weight, table_weight
 from llmserve.testing.tiny_models import make_model
 from llmserve_openvino.compare import difference
 from llmserve_openvino.trace import convert

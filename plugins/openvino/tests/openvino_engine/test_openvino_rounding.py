@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import llmserve.graphs.formats as formats
+import llmserve.graphs as formats
 from llmserve.graphs import StoredWeights, unpacked
 from llmserve.graphs import openvino as ov
 from llmserve.graphs.packed_weight import Kind

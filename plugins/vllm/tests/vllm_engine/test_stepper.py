@@ -325,7 +325,7 @@ def test_a_form_that_cannot_be_enforced_is_refused_before_vllm_sees_it(
     stepper: Stepper, tmp_path: Any
 ) -> None:
     pytest.importorskip("llguidance")
-    from llmserve.demo import demo_model_path
+    from llmserve.plugin import demo_model_path
     from llmserve.runtime import TransformersTokenizer
 
     tokenizer = TransformersTokenizer({"path": str(demo_model_path())}, tmp_path)
