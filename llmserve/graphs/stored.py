@@ -10,7 +10,7 @@ the weight is put there afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -20,11 +20,13 @@ from typing import Any
 import torch
 import transformers
 from openvino.frontend.pytorch import ModuleExtension
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from safetensors import safe_open
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from llmserve.graphs.experts import StoredExperts, is_experts, product_extension
+from llmserve.graphs.library import openvino
 from llmserve.graphs.packed_weight import (
     PackedWeight,
     ordered_inputs,
@@ -200,13 +202,27 @@ class StoredWeights:
                 _replace(node, weight.part(slice(node.get_output_shape(0)[0])))
         model.validate_nodes_and_infer_types()
 
+    def traced(self, module: torch.nn.Module, example: Any, others: Sequence[Any] = ()) -> Any:
+        """Return a pass of a module as OpenVINO reads it, with the weights where they are stored.
+
+        ``others`` are extensions of OpenVINO's for its other parts. PyTorch does not trace it a
+        second time to compare: whoever converts a model compares what it computes.
+        """
+        with self._extensions() as extensions:
+            decoder = TorchScriptPythonDecoder(
+                module,
+                example_input=example,
+                module_extensions={each.module: each for each in extensions},
+                trace_kwargs={"check_trace": False},
+            )
+            return openvino.convert_model(decoder, extension=[product_extension(), *others])
+
     @contextmanager
-    def extensions(self) -> Iterator[list[Any]]:
+    def _extensions(self) -> Iterator[list[ModuleExtension]]:
         """Let OpenVINO read the weights; what it leaves behind would be in the way of the next."""
         before = {module: set(vars(module)) for module in self._replaceable}
-        modules = [layer.extension() for layer in self._replaceable.values()]
         try:
-            yield [product_extension(), *modules]
+            yield [layer.extension() for layer in self._replaceable.values()]
         finally:
             for module, names in before.items():
                 for name in set(vars(module)) - names:

@@ -54,8 +54,8 @@ def convert(model: Traced, stored: StoredWeights, padding: int) -> Any:
     """
     # With padding, so that no mask is left out because it masks nothing.
     example = tuple(map(torch.from_numpy, _rows([5, 3], padding)[: len(model.names)]))
-    with torch.inference_mode(), stored.extensions() as extensions:
-        converted = ov.convert_model(model, example_input=example, extension=extensions)
+    with torch.inference_mode():
+        converted = stored.traced(model, example)
     for port, name in zip(converted.inputs, model.names, strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)

@@ -127,12 +127,11 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     tables = [torch.zeros(3, *shape) for shape in cache.recurrence.shapes]
     rows = [torch.tensor(each, dtype=torch.int32) for each in _ROWS] if tables else []
     try:
-        with stored.extensions() as extensions:
-            converted = ov.convert_model(
-                Step(model, cache),
-                example_input=(ids, mask, positions, *past, *tables, *rows),
-                extension=[*extensions, *state_extensions()],
-            )
+        converted = stored.traced(
+            Step(model, cache),
+            (ids, mask, positions, *past, *tables, *rows),
+            state_extensions(),
+        )
     finally:
         forget_traces()
     stored.put_packed(converted)
