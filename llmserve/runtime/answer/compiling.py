@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.contract.options import OPTIONS
-from llmserve.runtime.answer.judge import Judge, SetupError, UnenforceableError, compiled
+from llmserve.runtime.answer.judge import Judge, UnenforceableError, compiled
+from llmserve.runtime.answer.limited_process import SetupError
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer
 

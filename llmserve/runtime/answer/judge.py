@@ -1,26 +1,17 @@
 """Decides in a process of its own which constraints may be compiled.
 
 A few bytes can keep llguidance busy for minutes, take all memory, or overflow its stack, which
-ends the process. So each constraint is first compiled in a child process with limits; only what
-stays within them is compiled in the model's process as well, with the same effort.
+ends the process. So each constraint is first compiled in a :class:`LimitedProcess`; only what
+stays within its limits is compiled in the model's process as well, with the same effort.
 
-The module is also the script of that process, which has no packages but llguidance: it reads a
-:class:`Setup` and then constraints, one line of JSON each, and answers each with a line. It forks
-for every constraint, since only a new process has its own limits, and no thread but one.
+The module is also the script of that process, which has no packages but llguidance.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import runpy
-import select
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +20,9 @@ from typing import Any
 CPU_SECONDS = 0.1
 """The processor time that a constraint may take. A large schema takes 0.01."""
 _WALL_SECONDS = 3.0
-"""Ends a child that hardly gets any processor time."""
 _MEMORY = 64 << 20
 # A thread of the model's process has at least 2 MiB, and other frames below.
 _STACK = 1 << 20
-_START_SECONDS = 60.0
 # What llguidance checks itself. At each token, it may create this much of the automaton: about
 # 4 ms of work. The states are what a constraint may grow to, up to 2 kB each.
 LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 50_000, "max_lexer_states": 20_000}
@@ -81,30 +70,16 @@ def compiled(library: Any, table: Any, grammar: str) -> Any:
     return matcher
 
 
-class SetupError(Exception):
-    """No constraint can be checked for this tokenizer, however often the process is started."""
-
-
 class Judge:
     """The process that decides, for one tokenizer. It ends with the process that started it."""
 
     def __init__(self, tokenizer_json: str, eos_token: int, library: Path) -> None:
-        setup = {"tokenizer": tokenizer_json, "eos": eos_token, "library": str(library)}
-        # The interpreter in Triton's stub may not know its own path.
-        command = [sys.executable or "python3", "-I", "-S", __file__]
-        near, far = socket.socketpair()
-        with far:
-            self._process = subprocess.Popen(command, stdin=far.fileno(), stdout=far.fileno())
-        self._stream = near.makefile("rwb")
-        self._socket = near
-        try:
-            self._send(setup)
-            answer = self._receive(_START_SECONDS)
-            if "error" in answer:
-                raise SetupError(answer["error"])
-        except BaseException:
-            self.close()
-            raise
+        # In the process itself, this module is in no package.
+        from llmserve.runtime.answer.limited_process import LimitedProcess, Limits
+
+        limits = Limits(CPU_SECONDS, _WALL_SECONDS, _MEMORY, _STACK)
+        setup = {"tokenizer": tokenizer_json, "eos": eos_token}
+        self._process = LimitedProcess(__file__, library, limits, setup)
 
     @property
     def pid(self) -> int:
@@ -116,131 +91,59 @@ class Judge:
         Raise :class:`UnenforceableError` for any other form, and :class:`OSError` if the process
         has ended.
         """
-        self._send([kind, text])
-        answer = self._receive(2 * _WALL_SECONDS)
+        from llmserve.runtime.answer.limited_process import TooLargeError, TooSlowError
+
+        try:
+            answer, _ = self._process.ask([kind, text])
+        except TooSlowError:
+            raise UnenforceableError("compiling it takes too long") from None
+        except TooLargeError:
+            raise UnenforceableError("it is too large") from None
         if "error" in answer:
             raise UnenforceableError(answer["error"])
         return str(answer["grammar"]), int(answer["bytes"])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
-        with suppress(OSError):
-            self._stream.close()
-
-    def _send(self, value: Any) -> None:
-        self._stream.write(json.dumps(value).encode() + b"\n")
-        self._stream.flush()
-
-    def _receive(self, seconds: float) -> Mapping[str, Any]:
-        self._socket.settimeout(seconds)
-        line = self._stream.readline()
-        if not line.endswith(b"\n"):
-            raise OSError("the process that checks constraints has ended")
-        answer: Mapping[str, Any] = json.loads(line)
-        return answer
+        self._process.close()
 
 
-def main() -> None:
-    """Answer forms until the model's process has ended."""
-    setup = json.loads(sys.stdin.buffer.readline())
-    # Ctrl-C reaches all processes of a terminal; the model's process decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.path.append(setup["library"])
-    try:
-        import llguidance
+def prepare(setup: Mapping[str, Any]) -> Callable[[Any, bytes], tuple[Mapping[str, Any], bytes]]:
+    """Return what judges a form; it is called in a process that has the limits."""
+    import llguidance
 
-        table = llguidance.LLTokenizer(setup["tokenizer"], eos_token=setup["eos"])
-    except (MemoryError, OSError):
-        # There may be enough for it next time.
-        raise
-    except BaseException as error:  # a panic is no Exception
-        _answer({"error": f"{type(error).__name__}: {error}"})
-        return
-    del setup
+    table = llguidance.LLTokenizer(setup["tokenizer"], eos_token=setup["eos"])
     # It is run as a script, which is in no package.
     rewrite = runpy.run_path(str(Path(__file__).with_name("rewriting.py")))["enforceable"]
-    _answer({})
-    for line in sys.stdin.buffer:
-        _answer(_judged(llguidance, table, rewrite, *json.loads(line)))
 
+    def judge(form: Any, _: bytes) -> tuple[Mapping[str, Any], bytes]:
+        return _judged(llguidance, table, rewrite, *form), b""
 
-def _answer(value: Mapping[str, Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
-    sys.stdout.buffer.flush()
+    return judge
 
 
 def _judged(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str) -> Mapping[str, Any]:
-    """Compile a form in a child process and return what it says, or why it ended."""
-    far_end, near_end = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(far_end)
-        _judge(library, table, rewrite, kind, text, near_end)
-    os.close(near_end)
-    said = _read(far_end, time.monotonic() + _WALL_SECONDS)
-    os.close(far_end)
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if said:
-        with suppress(ValueError):
-            answer: Mapping[str, Any] = json.loads(said)
-            return answer
-    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    slow = ended_by in (signal.SIGPROF, signal.SIGKILL)
-    return {"error": "compiling it takes too long" if slow else "it is too large"}
-
-
-def _read(pipe: int, deadline: float) -> bytes:
-    """Read until the child ends; nothing if that takes too long."""
-    parts: list[bytes] = []
-    while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return b""
-        part = os.read(pipe, 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-
-
-def _judge(library: Any, table: Any, rewrite: Rewrite, kind: str, text: str, out: int) -> None:
-    """Compile a form within the limits and write the grammar; end the process."""
+    """Compile a form and return its grammar, or why it cannot be enforced."""
+    resident = _resident()
     try:
-        with Path(os.devnull).open("wb") as nowhere:
-            # The library prints what it panics about.
-            os.dup2(nowhere.fileno(), 2)
-        used, resident = _memory()
-        resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
-        resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # SIGPROF ends the process unless it is handled.
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
-            try:
-                grammar = grammar_of(library.LLMatcher, rewrite, kind, text)
-                matcher = compiled(library, table, grammar)
-                answer = {"grammar": grammar, "bytes": max(0, _memory()[1] - resident)}
-                del matcher
-            except UnenforceableError:
-                if kind == "json_schema" and (as_any := _with_any_of(rewrite, text)):
-                    compiled(library, table, grammar_of(library.LLMatcher, rewrite, kind, as_any))
-                    raise UnenforceableError(_ONE_OF) from None
-                raise
-        except UnenforceableError as error:
-            answer = {"error": str(error)}
-        with open(out, "wb") as pipe:
-            pipe.write(json.dumps(answer).encode())
-    finally:
-        os._exit(0)
+            grammar = grammar_of(library.LLMatcher, rewrite, kind, text)
+            matcher = compiled(library, table, grammar)
+            answer = {"grammar": grammar, "bytes": max(0, _resident() - resident)}
+            del matcher
+            return answer
+        except UnenforceableError:
+            if kind == "json_schema" and (as_any := _with_any_of(rewrite, text)):
+                compiled(library, table, grammar_of(library.LLMatcher, rewrite, kind, as_any))
+                raise UnenforceableError(_ONE_OF) from None
+            raise
+    except UnenforceableError as error:
+        return {"error": str(error)}
 
 
-def _memory() -> tuple[int, int]:
-    """Return the bytes of this process: all, and those in memory."""
+def _resident() -> int:
+    """Return the bytes of this process that are in memory."""
     pages = Path("/proc/self/statm").read_bytes().split()
-    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
+    return int(pages[1]) * resource.getpagesize()
 
 
 def grammar_of(grammars: Any, rewrite: Rewrite, kind: str, text: str) -> str:
@@ -320,7 +223,3 @@ def _schemas(schema: Any) -> list[dict[str, Any]]:
                 elif name not in _VALUES:
                     rest.append(value)
     return found
-
-
-if __name__ == "__main__":
-    main()
