@@ -48,6 +48,9 @@ from llmserve.builder.programs import tell_done as tell_done
 from llmserve.builder.programs import telling as telling
 from llmserve.builder.progress import PartDone as PartDone
 from llmserve.builder.reading import read_object as read_object
+from llmserve.builder.seeing import IMAGE_OPTIONS as IMAGE_OPTIONS
+from llmserve.builder.seeing import place_seeing_model as place_seeing_model
+from llmserve.builder.seeing import sees_images as sees_images
 from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
 from llmserve.builder.source import ModelSource as ModelSource

@@ -19,6 +19,7 @@ from llmserve.builder.plan import (
     BuildResult,
     BuildSpec,
     Plan,
+    installed_packages,
     make_plan,
     needed_packages,
 )
@@ -227,6 +228,7 @@ def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str
     context.config.backend = "python"
     context.write_entry()
     components = {role: plan.prepare(role, context) for role in MODEL_ROLES}
+    packages = {**packages, **installed_packages(plan, context.required)}
     parts = context.parts
     drafts = [_draft(plan, part, {}, {}, part_of=context.name) for part in parts.values()]
     backends = {part.config.backend for part in parts.values()}
@@ -321,7 +323,7 @@ def _draft(
         source=context.source.described(),
         options=dict(plan.options),
         components=components,
-        contract={**contract_of(plan), **_shared_streams(plan, context)},
+        contract={**contract_of(plan, context.taken), **_shared_streams(plan, context)},
         packages=packages,
         backends=sorted({*backends} - {"python", ""}),
         origins={n: found.url for n in packages if (found := origin(n)) and found.url},
@@ -364,10 +366,13 @@ def _shared_streams(plan: Plan, context: BuildContext) -> dict[str, int]:
     return {"shared_stream": NUMBER} if makes_streams and is_standard else {}
 
 
-def contract_of(plan: Plan) -> dict[str, Any]:
-    """Return what the runtime must know about requests besides the configured tensors."""
+def contract_of(plan: Plan, taken: Sequence[Tensor] = ()) -> dict[str, Any]:
+    """Return what the runtime must know about requests besides the configured tensors.
+
+    ``taken`` are inputs that this model has beside those of the plan.
+    """
     described: dict[str, Any] = {
-        "inputs": sorted(tensor.name for tensor in plan.inputs),
+        "inputs": sorted(tensor.name for tensor in (*plan.inputs, *taken)),
         "defaults": {o.name: plan.options.get(o.name, o.default) for o in REQUEST_OPTIONS},
         "extras": sorted(plan.extras),
         "outputs": [

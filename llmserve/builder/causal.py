@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from llmserve.builder.adapters import adapter_bytes
@@ -76,13 +77,17 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
     return place_model(context)
 
 
-def place_model(context: BuildContext) -> dict[str, Any]:
-    """Place the weights of a model of any kind, and configure where it runs."""
+def place_model(context: BuildContext, *, beside: Sequence[Path] = ()) -> dict[str, Any]:
+    """Place the weights of a model of any kind, and configure where it runs.
+
+    ``beside`` are other files that its class of transformers looks for in the same folder.
+    """
     options = context.options
     place_instances(context.config, str(options["device"]), int(options["instances"]))
     pickle = bool(options["pickle"])
+    files = dict.fromkeys([*weight_files(context.source, pickle=pickle), *beside])
     return {
-        **context.place(weight_files(context.source, pickle=pickle), "model"),
+        **context.place(files, "model"),
         "device": options["device"],
         "dtype": options["dtype"],
         "pickle": pickle,
@@ -165,6 +170,11 @@ CLASSIFIER = ModelKind(
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 )  # fmt: skip
 
+
+SEEING = ModelKind(
+    "a model that reads images and text", ("ForConditionalGeneration",),
+    "AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+)  # fmt: skip
 
 KINDS: Mapping[str, ModelKind] = {
     GENERATE: CAUSAL, EMBED: ENCODER, RERANK: CLASSIFIER, CLASSIFY: CLASSIFIER,

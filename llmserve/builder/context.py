@@ -32,6 +32,7 @@ from llmserve.plugins.quantised import Quantised, Treatment, by_transformers
 
 if TYPE_CHECKING:
     # Plugins import this module for annotations, which must not load protobuf.
+    from llmserve.contract.tensors import Tensor
     from llmserve.repository.config import ModelConfig
 
 
@@ -81,6 +82,10 @@ class BuildContext:
     """Where the build keeps what it deletes when it ends."""
     parts: dict[str, BuildContext] = field(default_factory=dict, init=False)
     """The models that :meth:`add_part` has added."""
+    taken: list[Tensor] = field(default_factory=list, init=False)
+    """The inputs that this model has beside those of its components."""
+    required: set[str] = field(default_factory=set, init=False)
+    """The distributions that this model needs beside those of its components."""
 
     @cached_property
     def source(self) -> ModelSource:
@@ -146,6 +151,14 @@ class BuildContext:
         part.folder.mkdir(parents=True)
         self.parts[name] = part
         return part
+
+    def take(self, tensor: Tensor, *, requires: Iterable[str] = ()) -> None:
+        """Add an input that only some models of the generator have, and what it needs for that."""
+        from llmserve.repository.config import add_inputs
+
+        self.taken.append(tensor)
+        self.required.update(requires)
+        add_inputs(self.config, [tensor])
 
     def streams(self) -> None:
         """Make the model decoupled, so that it sends answers in pieces; clients then use gRPC

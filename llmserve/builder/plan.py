@@ -115,8 +115,13 @@ def needed_packages(plan: Plan) -> dict[str, str]:
 
     They always include the distributions of the components themselves.
     """
+    return installed_packages(plan, ("llmserve", *plan.needed))
+
+
+def installed_packages(plan: Plan, names: Iterable[str]) -> dict[str, str]:
+    """Return packages that a plan needs with the versions that are installed here."""
     versions = {}
-    for name in sorted({normal(name) for name in ("llmserve", *plan.needed)}):
+    for name in sorted({normal(name) for name in names}):
         if not re.fullmatch(r"[\w-]+", name):
             raise PluginError(
                 f"--plugin {plan.recipe.name} requires {name!r}, which is not a distribution name",

@@ -108,6 +108,12 @@ def _chat_templates(source: ModelSource) -> Iterator[tuple[str, str]]:
                 yield file.name, template
 
 
+def processor_files(source: ModelSource) -> list[Path]:
+    """Return the files that say how images are made into numbers, of a model that reads images."""
+    names = ("preprocessor_config.json", "processor_config.json")
+    return [path for path in _all(source) if path.name in names]
+
+
 def weight_files(source: ModelSource, *, pickle: bool) -> list[Path]:
     """Return the weights and the files needed to load them."""
     patterns = [WEIGHTS, "*.safetensors.index.json", "config.json", "generation_config.json"]

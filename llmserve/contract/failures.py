@@ -59,6 +59,7 @@ _ROWS = (
     Row("queue_full", 429, "too many requests wait for the model", retry_after=1),
     Row("constraint_queue_full", 429, "too many new constraints are compiled", "queue_full", 1),
     Row("constraint_not_checked", 503, "the constraint could not be checked", retry_after=1),
+    Row("image_not_read", 503, "an image could not be decoded for want of memory", retry_after=1),
     Row("stream_exists", 409, "the model's process has a shared stream of that name already"),
     Row("timeout", 504, "no complete answer within the request's time limit"),
     Row("timeout_in_queue", 504, "the request waited too long in the model's queue", "timeout"),

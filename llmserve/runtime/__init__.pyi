@@ -4,6 +4,8 @@ from llmserve.runtime.answer.constrained import FormConstraint as FormConstraint
 from llmserve.runtime.answer.constrained import form_of as form_of
 from llmserve.runtime.answer.generation import Constraint as Constraint
 from llmserve.runtime.answer.generation import Generation as Generation
+from llmserve.runtime.answer.images import DecodedImage as DecodedImage
+from llmserve.runtime.answer.images import ImageReader as ImageReader
 from llmserve.runtime.answer.logprobs import Logprob as Logprob
 from llmserve.runtime.answer.outputs import format_answers as format_answers
 from llmserve.runtime.answer.params import Params as Params
@@ -73,6 +75,8 @@ from llmserve.runtime.protocols import Generator as Generator
 from llmserve.runtime.protocols import PairTokenizer as PairTokenizer
 from llmserve.runtime.protocols import Parts as Parts
 from llmserve.runtime.protocols import Progress as Progress
+from llmserve.runtime.protocols import SeeingTokenizer as SeeingTokenizer
+from llmserve.runtime.protocols import SeenPrompt as SeenPrompt
 from llmserve.runtime.protocols import Stepper as Stepper
 from llmserve.runtime.protocols import SteppingGenerator as SteppingGenerator
 from llmserve.runtime.protocols import Tokenizer as Tokenizer

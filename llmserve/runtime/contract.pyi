@@ -1,5 +1,7 @@
 from llmserve.contract.bounded_json import BoundedJson as BoundedJson
 from llmserve.contract.bounded_json import parse_json as parse_json
+from llmserve.contract.images import ImageLimits as ImageLimits
+from llmserve.contract.images import image_url as image_url
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
 from llmserve.contract.names import THREADS as THREADS
 from llmserve.contract.names import WARM as WARM

@@ -57,8 +57,30 @@ class PairTokenizer(Tokenizer, Protocol):
         """
 
 
+class SeeingTokenizer(Tokenizer, Protocol):
+    """A tokenizer for models that read images."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of which :meth:`encode_chat` makes ids, with a mark for each image."""
+
+
+@dataclass(frozen=True)
+class SeenPrompt:
+    """A prompt with images, as its model reads it."""
+
+    ids: Sequence[int]
+    """Those of the text, with the tokens that stand for the images."""
+    images: Any
+    """What the generator computes the images from; it finds this in ``Generation.images``."""
+
+
 class Generator(Protocol):
-    """Answers in mode ``"batch"``: with tokens, or each with one value."""
+    """Answers in mode ``"batch"``: with tokens, or each with one value.
+
+    One that takes images itself has ``read_images(text, urls)``, which returns the
+    :class:`SeenPrompt` of a rendered conversation and of its images, in the order of their marks,
+    or raises ``RequestError``. Its tokenizer is a :class:`SeeingTokenizer`.
+    """
 
     context_length: int | None
     eos_ids: frozenset[int]

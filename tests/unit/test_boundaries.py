@@ -16,6 +16,7 @@ from llmserve.builder.adapters import ADAPTER_OPTIONS
 from llmserve.builder.causal import PLACEMENT_OPTIONS
 from llmserve.builder.guessing import GUESS_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
+from llmserve.builder.seeing import IMAGE_OPTIONS
 from llmserve.builder.states import STATE_OPTIONS
 from llmserve.contract import tensors
 from llmserve.contract.options import OPTIONS
@@ -54,7 +55,7 @@ def sources(folder: Path) -> list[Path]:
 
 
 OUTSIDE = {
-    "llguidance", "numpy", "safetensors", "torch", "transformers",
+    "PIL", "llguidance", "numpy", "safetensors", "torch", "transformers",
     "triton_python_backend_utils",
     *sys.stdlib_module_names,
 }  # fmt: skip
@@ -300,6 +301,7 @@ def names_of_our_plugins() -> set[str]:
             *GUESS_OPTIONS,
             *ADAPTER_OPTIONS,
             *STATE_OPTIONS,
+            *IMAGE_OPTIONS,
         )
     }
     core_names |= {value.name for value in vars(tensors).values() if isinstance(value, Tensor)}

@@ -12,10 +12,12 @@ import pytest
 
 from llmserve.builder.plan import known_options
 from llmserve.contract import bounded_json
+from llmserve.contract.images import MAX_IMAGE_MB, MAX_IMAGES, MAX_MEGAPIXELS
 from llmserve.contract.options import DEFAULT_LENGTH, MAX_LOGPROBS, OPTIONS
 from llmserve.plugins import hookspecs
 from llmserve.plugins.registry import Registry
 from llmserve.plugins.roles import Recipe
+from llmserve.runtime.answer import images
 from llmserve_gateway import bodies
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches import routes
@@ -178,6 +180,10 @@ def test_the_limits_on_their_page_are_those_of_the_code() -> None:
         "`n`, or prompts": MAX_ANSWERS,
         "Texts to embed or to rank": MAX_TEXTS,
         "`logprobs`, `top_logprobs`": MAX_LOGPROBS,
+        "Images of a request": MAX_IMAGES,
+        "File of an image": f"{MAX_IMAGE_MB} MB",
+        "Pixels of an image": f"{MAX_MEGAPIXELS} million",
+        "Decoding of an image": f"{images.CPU_SECONDS:g} s",
         "Requests at once": limits.max_requests,
         "Requests that wait": limits.max_queue,
         "Tokens in the prompts of one model": limits.max_queued_tokens,

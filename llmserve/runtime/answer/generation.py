@@ -48,12 +48,15 @@ class Generation:
         decode: Callable[[Sequence[int]], str],
         prompt: str = "",
         segments: Sequence[int] | None = None,
+        images: Any = None,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompt = prompt
         self.prompt_ids = list(prompt_ids)
         self.segments = segments
         """Which text of a pair each token belongs to, for models that distinguish them."""
+        self.images = images
+        """What the generator's ``read_images`` has made of the images of the prompt."""
         self.params = params
         self.max_tokens = max_tokens
         self.eos_ids = eos_ids

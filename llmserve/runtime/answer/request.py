@@ -30,6 +30,8 @@ class Prompt:
     ids: list[int]
     params: Params
     segments: list[int] | None = None
+    images: Any = None
+    """What the generator has made of its images."""
 
 
 @panics_as_errors()
@@ -159,9 +161,16 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
         kwargs = params.chat_template_kwargs
         if "messages" in kwargs or "self" in kwargs:
             raise invalid_value("chat_template_kwargs", "cannot contain messages or self")
+        read = _messages(messages, params.image_url)
+        # Only some generators have this method. Others find the images in the parameters.
+        read_images = getattr(parts.generator, "read_images", None)
+        if params.image_url and read_images:
+            seeing: Any = tokenizer
+            seen = read_images(seeing.render_chat(read, **kwargs), params.image_url)
+            return Prompt(text, [*seen.ids], params, images=seen.images)
         # Only a tokenizer that declares template options gets any.
         encode_chat: Any = tokenizer.encode_chat
-        ids = encode_chat(_messages(messages, params.image_url), **kwargs)
+        ids = encode_chat(read, **kwargs)
     elif not text and params.prompt_only:
         return Prompt("", [], params)
     elif not text:

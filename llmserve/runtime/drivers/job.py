@@ -87,6 +87,7 @@ class Job:
             decode=parts.tokenizer.decode,
             prompt=prompt.text,
             segments=prompt.segments,
+            images=prompt.images,
             is_cancelled=responder.cancelled if self._eager else lambda: responder.gone,
         )
         if prompt.params.prompt_only:

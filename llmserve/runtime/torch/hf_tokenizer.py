@@ -26,6 +26,9 @@ _HEADERS = {_CHANNEL, "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<
 _ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
 
 
+_MARKED = "llmserve"
+
+
 class TransformersTokenizer:
     """A Hugging Face tokenizer, read from the repository or from the hub's cache.
 
@@ -53,6 +56,7 @@ class TransformersTokenizer:
         self._segments = "token_type_ids" in getattr(self._tokenizer, "model_input_names", ())
         self.cuts_beginnings = getattr(self._tokenizer, "truncation_side", "right") == "left"
         self._whole: Any = None
+        self._parts_wanted: bool | None = None
 
     @property
     def chat_template(self) -> str | None:
@@ -122,6 +126,11 @@ class TransformersTokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Return the ids of a conversation, rendered with the model's chat template."""
+        # The template has already added the special tokens; a second BOS would mislead.
+        return self.encode(self.render_chat(messages, **options), special=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return the text of a conversation, with a mark where it shows an image."""
         if self.chat_template is None:
             raise RequestError(
                 "this model has no chat template: send text_input instead of messages",
@@ -132,18 +141,39 @@ class TransformersTokenizer:
             # The run time of a client's template is unbounded.
             raise invalid_value("chat_template_kwargs", "cannot contain a chat_template")
         options = {"add_generation_prompt": True, **options, "tokenize": False}
+        if self._wants_parts():
+            messages = [{**message, "content": _in_parts(message)} for message in messages]
         reason: Exception | None = None
         asks = bool(_ASKS_FOR_NONE.search(self.chat_template))
         for variant in _message_variants(messages, asks_for_none=asks):
             try:
-                text = self._tokenizer.apply_chat_template(variant, **options)
+                return str(self._tokenizer.apply_chat_template(variant, **options))
             except Exception as error:  # templates raise arbitrary errors through Jinja
                 reason = reason or error
-            else:
-                # The template has already added the special tokens; a second BOS would mislead.
-                return self.encode(text, special=False)
         problem = f"the chat template refuses these messages: {reason}"
         raise RequestError(problem, code="invalid_value", param="messages")
+
+    def _wants_parts(self) -> bool:
+        """Return whether the template looks for texts in parts of a message only.
+
+        Those of many models that read images do, and leave out a content that is a text.
+        """
+        if self._parts_wanted is None:
+            self._parts_wanted = False
+            if "type" in (self.chat_template or ""):
+                as_text, in_parts = (
+                    self._renders_mark(content) for content in (_MARKED, _text_part(_MARKED))
+                )
+                self._parts_wanted = in_parts and not as_text
+        return self._parts_wanted
+
+    def _renders_mark(self, content: Any) -> bool:
+        try:
+            message = {"role": "user", "content": content}
+            text = self._tokenizer.apply_chat_template([message], tokenize=False)
+        except Exception:  # templates raise arbitrary errors through Jinja
+            return False
+        return _MARKED in text
 
     def tokenizer_json(self) -> str | None:
         """Return the content of tokenizer.json; None for a tokenizer written in Python."""
@@ -196,6 +226,15 @@ def _message_variants(
         variants.insert(1 if asks_for_none else 0, texts)
         variants += [[_with_json_arguments(message) for message in v] for v in variants]
     return variants
+
+
+def _text_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _in_parts(message: Mapping[str, Any]) -> Any:
+    content = message["content"]
+    return _text_part(content) if isinstance(content, str) else content
 
 
 def _with_json_arguments(message: Mapping[str, Any]) -> dict[str, Any]:

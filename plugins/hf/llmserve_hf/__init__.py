@@ -1,4 +1,4 @@
-"""The plugin ``hf``: any causal language model that transformers loads, in dynamic batches."""
+"""The plugin ``hf``: any model that answers with text, with transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 from llmserve.plugin import (
     ADAPTER_OPTIONS,
+    IMAGE_OPTIONS,
     PLACEMENT_OPTIONS,
     BuildContext,
     Generator,
     ModelSize,
+    ModelSourceError,
     Needs,
+    OptionError,
     Recipe,
     Value,
     contract,
@@ -19,6 +22,8 @@ from llmserve.plugin import (
     place_adapters,
     place_causal_model,
     place_needs,
+    place_seeing_model,
+    sees_images,
 )
 from llmserve_hf.layout import LAYOUT_OPTION, apply_layout
 
@@ -43,7 +48,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             ),
             outputs=(*contract.LOGPROBS_OUTPUTS, contract.PROMPT_LOGPROBS_OUTPUT),
             constrains=True,
-            options=(*PLACEMENT_OPTIONS, LAYOUT_OPTION, *ADAPTER_OPTIONS),
+            options=(*PLACEMENT_OPTIONS, LAYOUT_OPTION, *ADAPTER_OPTIONS, *IMAGE_OPTIONS),
             requires=("accelerate", "torch", "transformers"),
         )
     ]
@@ -68,10 +73,44 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
-    settings = place_causal_model(context)
-    place_adapters(context, _RUNTIME, settings)
+    if sees_images(context.source):
+        settings = _place_seeing(context)
+    else:
+        settings = place_causal_model(context)
+        place_adapters(context, _RUNTIME, settings)
     apply_layout(context.config, str(context.options["layout"]))
     return {**settings, "adapter_mb": context.options["adapter_mb"]}
+
+
+def _place_seeing(context: BuildContext) -> dict[str, Any]:
+    for name in ("adapters", "layout"):
+        if context.options[name] not in ("", "llmserve"):
+            raise OptionError(
+                f"{context.source.asked} reads images, which goes with no {name} yet",
+                hint=f"leave out {name}",
+            )
+    _check_processor(context)
+    return place_seeing_model(context)
+
+
+def _check_processor(context: BuildContext) -> None:
+    """Refuse a model whose processor lacks a package, which loading it would stumble over."""
+    from transformers import AutoProcessor
+
+    try:
+        AutoProcessor.from_pretrained(
+            str(context.source.path),
+            local_files_only=True,
+            trust_remote_code=bool(context.options["trust_remote_code"]),
+        )
+    except Exception as error:  # it imports what the files name
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        raise ModelSourceError(
+            f"the processor of {context.source.asked} cannot be loaded: {reason[:200]}",
+            hint="install what it needs, or move its preprocessor_config.json and "
+            "processor_config.json away: the model then reads text alone",
+        ) from None
 
 
 def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:

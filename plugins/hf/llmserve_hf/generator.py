@@ -13,12 +13,14 @@ from llmserve.runtime import (
     Adapters,
     Generation,
     RequestError,
+    SeenPrompt,
     Tokenizer,
     adapter_names,
     causal,
 )
 
 if TYPE_CHECKING:
+    from llmserve_hf.processor import Processor
     from llmserve_hf.rows import Row
 
 # torch and transformers are imported when a model is loaded: a build only inspects the class and
@@ -31,15 +33,25 @@ _ALONE = frozenset({
 """Kinds of models that answer otherwise beside a longer text: they read what fills the row."""
 
 
+def _loader(settings: Mapping[str, Any]) -> str:
+    """Return the class of transformers that loads the model."""
+    return "AutoModelForImageTextToText" if "image_limits" in settings else "AutoModelForCausalLM"
+
+
 class TransformersGenerator:
-    """An ``AutoModelForCausalLM``; the runtime of the generator ``transformers``."""
+    """A causal model, of text or of images and text: the runtime of ``transformers``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from transformers import GenerationConfig
 
         from llmserve.runtime import LoraProducts, speed_up
 
-        self._model = causal.load(settings, folder)
+        self._model = causal.load(settings, folder, loader=_loader(settings))
+        self._processor: Processor | None = None
+        if "image_limits" in settings:
+            from llmserve_hf.processor import Processor
+
+            self._processor = Processor(settings, folder)
         self.context_length = causal.context_length(self._model)
         self.eos_ids = causal.eos_ids(self._model)
         config = self._model.config.get_text_config()
@@ -59,10 +71,21 @@ class TransformersGenerator:
         budget = settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
         self._adapters = Adapters(folder / ADAPTERS, self._lora, budget)
 
-    # `llmserve check` calls it.
-    try_imports = staticmethod(causal.try_imports)
+    @staticmethod
+    def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
+        """Import what loads the model; ``llmserve check`` calls it."""
+        causal.try_imports(settings, folder, loader=_loader(settings))
+
     # Builds and `llmserve adapter` call it.
     adapter_shapes = staticmethod(causal.adapter_shapes)
+
+    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
+        """Return a conversation with images as the model reads it."""
+        if self._processor is None:
+            raise RequestError(
+                "this model reads only text", code="unsupported_option", param="image_url"
+            )
+        return self._processor.read(text, urls)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
@@ -113,12 +136,22 @@ class TransformersGenerator:
         generation = row.generation
         ids = torch.tensor([generation.prompt_ids], device=self._model.device)
         with torch.inference_mode(), self._lora.of_rows([row.adapter], (1, 1)):
-            logits = self._model(input_ids=ids).logits[0, :-1].float().cpu().numpy()
+            seen = self._seen([row])
+            logits = self._model(input_ids=ids, **seen).logits[0, :-1].float().cpu().numpy()
         while generation.wants_prompt_logits:
             generation.push_prompt(logits[len(generation.prompt_logprobs) - 1])
 
     def _batches(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
-        """Return which rows run together: in some models, only those of one length."""
+        """Return which rows run together: in some models, only those of one length.
+
+        Processors join the images of several prompts in ways of their own, so one with images runs
+        alone. It then runs to its end, and is never continued.
+        """
+        seeing = [[row] for row in rows if row.generation.images]
+        rows = [row for row in rows if not row.generation.images]
+        return [*self._text_batches(rows), *seeing]
+
+    def _text_batches(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
         if not rows:
             return []
         lengths = {len(row.ids) for row in rows}
@@ -140,6 +173,16 @@ class TransformersGenerator:
             return length
         return min(length, *(self.context_length - len(row.ids) for row in rows))
 
+    def _seen(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what the model computes the images of a row from."""
+        if len(rows) > 1 or not rows[0].generation.images:
+            return {}
+        device, dtype = self._model.device, self._model.dtype
+        return {
+            name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+            for name, tensor in rows[0].generation.images.items()
+        }
+
     def _run(self, rows: Sequence[Row], length: int) -> None:
         import torch
 
@@ -155,6 +198,7 @@ class TransformersGenerator:
             self._model.generate(
                 input_ids=torch.tensor(ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
+                **self._seen(rows),
                 max_new_tokens=length,
                 do_sample=False,
                 logits_processor=[RowChooser(rows)],

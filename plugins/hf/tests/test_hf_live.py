@@ -232,6 +232,31 @@ def test_log_probabilities_are_those_of_the_models_logits(triton: LiveTriton, ba
     check_logprobs(triton, batched)
 
 
+def test_an_image_reaches_a_model_that_sees_and_no_other(
+    triton: LiveTriton, streaming: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from llmserve.testing.tiny_seeing import data_url, picture, save_seeing
+
+    source = save_seeing("llava", tmp_path_factory.mktemp("seeing"))
+    seeing = triton.build("hf", str(source))
+    parts = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": parts}],
+        "image_url": [data_url(picture(1))],
+        "max_tokens": 8,
+        "ignore_eos": True,
+    }
+    answer = triton.client.generate(seeing, **asked)
+    assert answer.text
+    # 16 tokens stand for the image, and one for each letter.
+    assert answer.input_tokens == 16 + len("user: What is this?\nassistant:")
+    assert "".join(piece.text for piece in triton.client.stream(seeing, **asked)) == answer.text
+    with pytest.raises(RequestRejectedError, match="image 1 is an address, and none is opened"):
+        triton.client.generate(seeing, **{**asked, "image_url": ["http://127.0.0.1/a.png"]})
+    with pytest.raises(RequestRejectedError, match="does not take image_url"):
+        triton.client.generate(streaming, **asked)
+
+
 class City(BaseModel):
     name: str = Field(max_length=12)
     people: int = Field(ge=0, le=9999)

@@ -1,0 +1,200 @@
+"""Models that read images answer as their own ``generate()``, alone and beside texts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import llmserve
+from llmserve.errors import ModelSourceError, OptionError
+from llmserve.runtime import BatchDriver, TransformersTokenizer
+from llmserve.testing import FakeRequest, make_parts, read_config
+from llmserve.testing.tiny_seeing import FAMILIES, data_url, picture, save_seeing
+from llmserve_hf.generator import TransformersGenerator
+
+LENGTH = 10
+SIZES = ((24, 16), (16, 40), (33, 33), (20, 9))
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model as it was saved, and as a build has it."""
+
+    source: Path
+    result: Any
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.result.folder, "1")
+
+    def settings(self, role: str) -> Any:
+        return self.result.manifest.components[role]["settings"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def built(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp(request.param)
+    source = save_seeing(request.param, folder / "source")
+    return Built(source, llmserve.build("hf", str(source), output=folder / "repo", name="seeing"))
+
+
+@pytest.fixture(scope="module")
+def driver(built: Built) -> BatchDriver:
+    generator = TransformersGenerator(built.settings("generator"), built.folder)
+    tokenizer = TransformersTokenizer(built.settings("tokenizer"), built.folder)
+    inputs = built.result.manifest.contract["inputs"]
+    driver = BatchDriver({}, Path())
+    driver.start(make_parts(generator, tokenizer=tokenizer, inputs=inputs))
+    return driver
+
+
+def conversation(count: int) -> tuple[list[Any], list[Image.Image]]:
+    """Return messages that show so many images, first and between texts, and the images."""
+    images = [picture(seed, *SIZES[seed]) for seed in range(count)]
+    parts: list[Any] = [{"type": "text", "text": f"Look at {count}"}]
+    for number in range(count):
+        parts += [{"type": "image"}, {"type": "text", "text": f" and {number}"}]
+    if count == 1:
+        parts = parts[1:]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    return messages, images
+
+
+def ask(count: int, **options: Any) -> FakeRequest:
+    messages, images = conversation(count)
+    given: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True, **options}
+    if images:
+        given["image_url"] = json.dumps([data_url(image) for image in images])
+    return FakeRequest({"messages": [json.dumps(messages)]}, **given)
+
+
+def expected(built: Built, count: int) -> tuple[str, int]:
+    """Return what transformers answers, and how many tokens its processor makes of the prompt."""
+    processor = transformers.AutoProcessor.from_pretrained(built.source)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(built.source).eval()
+    messages, images = conversation(count)
+    whole = [
+        {**m, "content": [{"type": "text", "text": m["content"]}]}
+        if isinstance(m["content"], str) else m
+        for m in messages
+    ]  # fmt: skip
+    text = processor.apply_chat_template(whole, add_generation_prompt=True)
+    more = {"images": [images]} if images else {}
+    inputs = processor(text=[text], **more, return_tensors="pt", add_special_tokens=False)
+    prompt = inputs["input_ids"].shape[1]
+    # Without an end token, as the requests ask for.
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    with torch.inference_mode():
+        ids = model.generate(**inputs, do_sample=False, max_new_tokens=LENGTH)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(built.source)
+    return tokenizer.decode(ids[0, prompt:], skip_special_tokens=True), prompt
+
+
+def input_tokens(request: FakeRequest) -> int:
+    return int(request.responses[-1].tensors["num_input_tokens"].reshape(-1)[0])
+
+
+def test_answers_and_counts_are_those_of_generate(built: Built, driver: BatchDriver) -> None:
+    counts = (1, 0, 2, 3, 0, 4)
+    together = [ask(count) for count in counts]
+    driver.execute(together)
+    assert [request.error for request in together] == [None] * len(counts)
+    found = [(request.text, input_tokens(request)) for request in together]
+    assert found == [expected(built, count) for count in counts]
+    alone = ask(2)
+    driver.execute([alone])
+    assert alone.text == found[2][0]
+
+
+def test_an_image_changes_the_answer_and_a_stream_has_the_same_one(driver: BatchDriver) -> None:
+    whole, streamed = ask(1), ask(1, stream=True)
+    driver.execute([whole, streamed])
+    assert streamed.text == whole.text
+    assert len(streamed.responses) > 3
+    messages, _ = conversation(1)
+    url = data_url(picture(99, *SIZES[0]))
+    other = FakeRequest(
+        {"messages": [json.dumps(messages)]}, image_url=url, max_tokens=LENGTH, ignore_eos=True
+    )
+    driver.execute([other])
+    assert input_tokens(other) == input_tokens(whole)
+    assert other.text != whole.text
+
+
+def test_logprobs_of_a_prompt_with_an_image_are_those_of_the_model(
+    built: Built, driver: BatchDriver
+) -> None:
+    request = ask(1, prompt_logprobs=0)
+    driver.execute([request])
+    assert request.error is None
+    listed = json.loads(request.responses[-1].tensors["prompt_logprobs"].reshape(-1)[0])
+    assert len(listed) == expected(built, 1)[1]
+
+
+def test_a_request_that_cannot_be_read_fails_alone(driver: BatchDriver) -> None:
+    messages, _ = conversation(1)
+    cut = data_url(picture(0, 400, 300))[:1998]
+    marked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "<image>"}]}]
+
+    def asked(content: Sequence[Any], url: str) -> FakeRequest:
+        return FakeRequest({"messages": [json.dumps(content)]}, image_url=url, max_tokens=4)
+
+    requests = [
+        asked(messages, cut), asked(messages, "http://169.254.169.254/a.png"),
+        asked(marked, data_url(picture(0))), ask(1),
+    ]  # fmt: skip
+    driver.execute(requests)
+    assert [request.error for request in requests] == [
+        "image 1 is cut off or damaged: send the whole file",
+        "image 1 is an address, and none is opened: send it as data:image/png;base64,…",
+        "the prompt has 2 times <image>, which stands for an image, and 1 images: leave it out of "
+        "the texts of messages",
+        None,
+    ]
+
+
+def test_more_than_the_context_holds_is_refused_by_its_count(driver: BatchDriver) -> None:
+    request = ask(4, max_tokens=5000)
+    driver.execute([request])
+    assert request.failure is not None
+    assert request.failure.code == "context_length_exceeded"
+    assert "tokens are over the model's context of 512" in request.failure.words
+
+
+def test_the_build_declares_images_and_needs_pillow(built: Built) -> None:
+    config = read_config(built.result.folder)
+    assert "image_url" in [tensor.name for tensor in config.input]
+    assert "image_url" in built.result.manifest.contract["inputs"]
+    assert "pillow" in built.result.manifest.packages
+    assert "pillow==" in built.result.dockerfile.read_text(encoding="utf-8")
+    text = llmserve.build("hf", "demo", output=built.source.parent / "text", name="text")
+    assert "image_url" not in text.manifest.contract["inputs"]
+    assert "pillow" not in text.manifest.packages
+
+
+def test_a_processor_that_cannot_be_loaded_is_refused_by_the_build(
+    built: Built, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(built.source, source)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (source / name).is_file():
+            content = json.loads((source / name).read_text(encoding="utf-8"))
+            content["processor_class"] = "Qwen2VLProcessor"
+            (source / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelSourceError, match=r"the processor of .* cannot be loaded: "):
+        llmserve.build("hf", str(source), output=tmp_path / "repo")
+
+
+def test_what_goes_with_no_images_yet_is_refused(built: Built, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="reads images, which goes with no layout yet"):
+        llmserve.build("hf", str(built.source), output=tmp_path, layout="tutorial")
