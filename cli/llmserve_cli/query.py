@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from llmserve.errors import (
     UsageError,
 )
 from llmserve.plugin import is_fingerprint
-from llmserve.runtime.contract import GENERATE, OPTIONS
+from llmserve.runtime.contract import GENERATE, IMAGE_URL, OPTIONS, image_url
 from llmserve.server import url_for
 from llmserve_cli.completion import request_options
 from llmserve_cli.interrupts import while_importing
@@ -66,6 +66,13 @@ SILENT_SECONDS = 20.0
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a chat message.")
 @click.option("--system", metavar="TEXT", help="System message before it; implies --chat.")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="An image to ask about, of a model that reads them (repeatable); implies --chat.",
+)
 @click.option("--timeout", type=float, help="Timeout of the whole request in seconds.")
 @click.option(
     "--queue-timeout", type=float, help="Timeout in the queue in seconds, if the model allows it."
@@ -119,6 +126,7 @@ def query(
     json_schema: IO[str] | None,
     chat: bool,
     system: str | None,
+    images: tuple[Path, ...],
     timeout: float | None,
     prompts: Path | None,
     concurrency: int,
@@ -138,6 +146,7 @@ def query(
     \b
     llmserve query demo "Programming in C++ is like"
     llmserve query demo "What is the capital of Japan?" --system "Answer in one word."
+    llmserve query seeing "What is this?" --image photo.jpg
     llmserve query demo --file prompts.txt --max-tokens 32 --json
     llmserve query demo "Once upon a time" --set repetition_penalty=1.2
     llmserve query minilm --file texts.txt --npy vectors.npy
@@ -173,11 +182,16 @@ def query(
         model = f"{model}:{adapter}"
     cut = 0
 
+    urls = [image_url(image) for image in images]
+    if urls and not openai:
+        options[IMAGE_URL.name] = urls
+
     def content(text: str) -> dict[str, Any]:
-        if not chat and system is None:
+        if not chat and system is None and not urls:
             return {"prompt": text}
         first = [] if system is None else [{"role": "system", "content": system}]
-        return {"messages": [*first, {"role": "user", "content": text}]}
+        asked = _beside(urls, text, in_parts=bool(openai)) if urls else text
+        return {"messages": [*first, {"role": "user", "content": asked}]}
 
     def ask(text: str) -> Completion:
         answer: Completion = client.generate(model, **content(text), **options)
@@ -202,6 +216,8 @@ def query(
             _check_pin(client.model(model), pin)
         if assigned and not openai:
             refuse_unknown(client.model(model), assigned)
+        if urls and not openai and not client.model(model).input_of(IMAGE_URL.name):
+            raise UsageError(f"{model} reads only text", hint="leave out --image")
         if not openai and (info := client.model(model)).task not in (GENERATE, ""):
             from llmserve_cli.values import Asked, query_values
 
@@ -230,6 +246,18 @@ def query(
             )
         _tell_if_cut(_print_pieces(client.stream(model, **content(text), **options)))
         return 0
+
+
+def _beside(urls: Sequence[str], text: str, *, in_parts: bool) -> list[dict[str, Any]]:
+    """Return the parts of a message that shows images, and then asks about them.
+
+    In OpenAI's API they are in its parts; Triton has an input of their own for them.
+    """
+    shown: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url}} if in_parts else {"type": "image"}
+        for url in urls
+    ]
+    return [*shown, {"type": "text", "text": text}]
 
 
 @contextmanager

@@ -105,6 +105,23 @@ def test_escapes_in_an_answer_reach_a_pipe_but_no_terminal(
         os.close(terminal)
 
 
+def test_images_go_to_a_model_that_reads_them_beside_the_message_that_shows_them(
+    scripted: ScriptedTriton, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "photo").write_bytes(b"\xff\xd8\xff\xe0")
+    (tmp_path / "drawing").write_bytes(b"\x89PNG")
+    words = ["What?", "--image", str(tmp_path / "photo"), "--image", str(tmp_path / "drawing")]
+    refused = query(*words, "--url", url).exception
+    assert str(refused) == "m reads only text: leave out --image"
+    scripted.inputs = ["image_url"]
+    assert query(*words, "--url", url).stdout == "cut off\n"
+    shown = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What?"}]
+    assert json.loads(scripted.messages[-1]) == [{"role": "user", "content": shown}]
+    sent = str(scripted.requests[-1])
+    assert "data:image/jpeg;base64,/9j/4A==" in sent
+    assert "data:image/png;base64,iVBORw==" in sent
+
+
 TABLE = [["NAME", "FROM", "WHAT IT IS"], ["short", "here", "Some words that do not fit here"]]
 
 
