@@ -168,8 +168,8 @@ def test_an_image_that_takes_too_much_is_refused_by_a_process_that_goes_on(
     name: str, value: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"llmserve.runtime.answer.images.{name}", value)
-    reader = ImageReader(ImageLimits(megabytes=1, megapixels=1))
-    noise = data_url(picture(1, 999, 999), "JPEG", quality=20)
+    reader = ImageReader(ImageLimits(megabytes=5, megapixels=1))
+    noise = data_url(picture(1, 999, 999))
     assert refusal(reader, noise) == words
     assert reader._process is not None
     process = reader._process.pid
