@@ -141,10 +141,11 @@ _INCLUDE: Field[list[str]] = Field(
 )  # fmt: skip
 
 _STORE = said("store", "Whether the response is kept; so it is if not sent, where any are.")
+_ID = {"type": "string", "minLength": 1}
 _CONVERSATION: Field[str | None] = Field(
     "conversation", "The conversation that is gone on with, by its id or as an object with it.",
     lambda value, name: _conversation_id(value, name),
-    {"anyOf": [STRING, {"type": "object", "required": ["id"], "properties": {"id": STRING}}]},
+    {"anyOf": [_ID, {"type": "object", "required": ["id"], "properties": {"id": _ID}}]},
 )  # fmt: skip
 _BACKGROUND = flag(
     "background", "Whether the answer is not waited for: it is kept, and asked for by its id."

@@ -117,6 +117,7 @@ LOOSE = {
 
 @settings(max_examples=600, deadline=None)
 @given(CASES, json_values(st.floats().filter(lambda number: number % 1 > 0)))
+@example((2, "conversation"), "")
 def test_the_schema_of_a_field_allows_what_is_read(case: tuple[int, str], value: Any) -> None:
     """To JSON schema, 1.0 is an integer: it is no value of these."""
     body, name = BODIES[case[0]][1], case[1]
