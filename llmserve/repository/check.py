@@ -355,7 +355,7 @@ def check_components(repository: Repository, model: Model, manifest: Manifest) -
     for part in manifest.parts:
         if part not in repository.models:
             yield problem(f"its part {part} is missing", "build it again")
-    if manifest.part_of and model.name not in repository.parts_of(manifest.part_of):
+    if manifest.part_of and model.name not in repository.built_with(manifest.part_of):
         yield problem(
             f"it is a part of {manifest.part_of}, which is not here or no longer needs it",
             "build that model again, or move the folder out",

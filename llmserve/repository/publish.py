@@ -153,7 +153,7 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
                 f"{output} contains something else: {model.name}/ is not a Triton model",
                 hint="name a new or empty folder with --output",
             )
-    for name in {*names, *repository.parts_of(names[0])}:
+    for name in {*names, *repository.built_with(names[0])}:
         if (output / name).exists():
             _check_target(repository, repository.model(name), names[0], force=force)
 
@@ -167,7 +167,7 @@ def _check_target(
             return
         raise OutputError(model.damage.problem, hint=hint)
     owner = model.part_of
-    if owner != name and model.name in repository.parts_of(owner):
+    if owner != name and model.name in repository.built_with(owner):
         raise OutputError(f"{model.folder} is a part of {owner}", hint="give another --name")
     if force:
         return
@@ -226,9 +226,9 @@ def check_removal(output: Path, name: str, *, force: bool) -> list[str]:
     if name not in models:
         raise ConfigError(f"no model {name!r} in {output}", hint=near(name, models))
     owner = models[name].part_of
-    if name in repository.parts_of(owner):
+    if name in repository.built_with(owner):
         raise OutputError(f"{name} is a part of {owner}", hint=f"remove {owner} instead")
-    present = [name, *(part for part in repository.parts_of(name) if part in models)]
+    present = [name, *(part for part in repository.built_with(name) if part in models)]
     hint = f"--force deletes {name} anyway"
     for each in present:
         _check_target(repository, models[each], name, force=force, hint=hint)
@@ -252,7 +252,7 @@ def _not_ours_to_change(output: Path, names: Sequence[str]) -> Path | None:
 
 def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     repository = Repository.open(output)
-    replaced = {name, *built, *repository.parts_of(name)}
+    replaced = {name, *built, *repository.built_with(name)}
     stale = sorted((model for model in replaced if (output / model).exists()), key=name.__ne__)
     staged = Repository.open(stage / MODELS).models
     manifests = {model: staged[model].intact() for model in built}

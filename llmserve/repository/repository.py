@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve.contract.container import LAUNCH_SCRIPT
 from llmserve.contract.passport import DECLARED as FINGERPRINT
 from llmserve.errors import ConfigError
+from llmserve.names import is_model_name
 from llmserve.repository.manifest import ABOUT, Manifest, hashes
 
 if TYPE_CHECKING:
@@ -89,9 +90,22 @@ class Model:
         """The hash of each of its files, except the manifest."""
         return hashes(self.folder)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The models that must be loaded before this one."""
+        """The models that must be loaded before this one, in this order.
+
+        What others wrote has no manifest: the steps of its configuration are its parts.
+        """
+        if self.manifest or self.damage:
+            return self.built_with
+        return tuple(dict.fromkeys(_steps(self, (self.name,))))
+
+    @property
+    def built_with(self) -> tuple[str, ...]:
+        """The parts that were built with it, and that go with it when it is replaced or removed.
+
+        The steps of an ensemble that somebody wrote are models of their own: another may use them.
+        """
         return tuple(self.manifest.parts) if self.manifest else ()
 
     @property
@@ -156,6 +170,19 @@ class Model:
         return (self.folder / LAUNCH_SCRIPT).is_file()
 
 
+def _steps(model: Model, within: tuple[str, ...]) -> Iterator[str]:
+    """Yield the steps of an ensemble, those of the ensembles among them before these themselves.
+
+    One that contains itself, which Triton refuses to load, must not end this.
+    """
+    for step in model.config.ensemble_scheduling.step if model.config is not None else ():
+        # A name from a file is no path: Triton looks for it beside the ensemble.
+        if step.model_name not in within and is_model_name(step.model_name):
+            part = Model(model.folder.parent / step.model_name)
+            yield from part.parts if part.manifest else _steps(part, (*within, part.name))
+            yield part.name
+
+
 @dataclass(frozen=True)
 class Repository:
     """The models of a folder, by name, as it was when it was opened.
@@ -183,6 +210,15 @@ class Repository:
     def parts_of(self, name: str) -> tuple[str, ...]:
         """Return the models that must be loaded before this one; none if it is not here."""
         return self.models[name].parts if name in self.models else ()
+
+    def built_with(self, name: str) -> tuple[str, ...]:
+        """Return the parts that go with a model when it is removed; none if it is not here."""
+        return self.models[name].built_with if name in self.models else ()
+
+    def owner_of(self, name: str) -> str:
+        """Return a model that this one is a part of, "" if there is none."""
+        owners = (model.name for model in self if name in model.parts)
+        return self.model(name).part_of or next(owners, "")
 
     def with_parts(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return models in loading order: a model's parts before itself."""

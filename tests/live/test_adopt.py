@@ -176,16 +176,37 @@ instance_group { kind: KIND_CPU }
 """
 
 
+_ENSEMBLE = """
+platform: "ensemble"
+input { name: "QUESTION" data_type: TYPE_STRING dims: [1] }
+output { name: "REPLY" data_type: TYPE_STRING dims: [1] }
+ensemble_scheduling {
+  step {
+    model_name: "louder" model_version: -1
+    input_map { key: "PROMPT" value: "QUESTION" } output_map { key: "ANSWER" value: "loud" }
+  }
+  step {
+    model_name: "louder" model_version: -1
+    input_map { key: "PROMPT" value: "loud" } output_map { key: "ANSWER" value: "REPLY" }
+  }
+}
+"""
+
+
 @pytest.fixture
 def shouter(tmp_path: Path) -> Path:
     """A file that declares a hand-written model in three lines."""
-    model = tmp_path / "old/shouter"
-    (model / "1").mkdir(parents=True)
-    (model / "1/model.py").write_text(_SHOUTS, encoding="utf-8")
-    (model / "config.pbtxt").write_text(_SHOUTER, encoding="utf-8")
+    for name in ("shouter", "louder"):
+        model = tmp_path / "old" / name
+        (model / "1").mkdir(parents=True)
+        (model / "1/model.py").write_text(_SHOUTS, encoding="utf-8")
+        (model / "config.pbtxt").write_text(_SHOUTER, encoding="utf-8")
+    (tmp_path / "old/whole/1").mkdir(parents=True)
+    (tmp_path / "old/whole/config.pbtxt").write_text(_ENSEMBLE, encoding="utf-8")
     file = tmp_path / "llmserve.toml"
     file.write_text(
-        'repository = "old"\n[models.shouter]\ninput = "PROMPT"\noutput = "ANSWER"\n',
+        'repository = "old"\n[models.shouter]\ninput = "PROMPT"\noutput = "ANSWER"\n'
+        '[models.whole]\ninput = "QUESTION"\noutput = "REPLY"\n',
         encoding="utf-8",
     )
     return file
@@ -199,7 +220,10 @@ def test_a_hand_written_model_goes_on_and_is_reached_by_three_lines(
     with closing(Serving("--config", str(shouter), *on_demand)) as serve:
         url = f"http://{serve.frontend[0]}/v1"
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-        assert [each.id for each in client.models.list()] == ["shouter"]
+        assert [each.id for each in client.models.list()] == ["shouter", "whole"]
+        # What it is made of is loaded with it, and not offered.
+        answer = client.completions.create(model="whole", prompt="twice")
+        assert answer.choices[0].text == "TWICE"
         answer = client.completions.create(model="shouter", prompt="quiet please")
         assert answer.choices[0].text == "QUIET PLEASE"
         streamed = client.completions.create(model="shouter", prompt="hush", stream=True)
@@ -209,7 +233,8 @@ def test_a_hand_written_model_goes_on_and_is_reached_by_three_lines(
         assert asked.stdout.strip() == "HELLO"
         if on_demand:
             assert run("unload", "shouter", "--url", serve.url).returncode == 0
-            assert [each.id for each in client.models.list()] == ["shouter"], "it is still offered"
+            listed = [each.id for each in client.models.list()]
+            assert listed == ["shouter", "whole"], "it is still offered"
             again = client.completions.create(model="shouter", prompt="again")
             assert again.choices[0].text == "AGAIN"
     config = (shouter.parent / "old/shouter/config.pbtxt").read_text(encoding="utf-8")

@@ -190,7 +190,7 @@ class Reconciler:
         # Read again: the model may be new, or built anew.
         repository = Repository.open(settings.repository)
         if demand is not None and name not in demand.offered and name in repository.models:
-            owner = repository.model(name).part_of
+            owner = repository.owner_of(name)
             if owner in repository.models:
                 raise ServerError(f"{name} is a part of {owner}", hint=f"{do} {owner}")
         if do == "unload":

@@ -513,6 +513,29 @@ def test_a_model_of_others_keeps_the_three_lines_that_declare_it(
     assert not any(b"PROMPT" in path.read_bytes() for path in plain), "nothing says so there"
 
 
+def test_an_ensemble_of_others_is_deployed_with_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cut", "whole", "not asked for"):
+        Path("models", name, "1").mkdir(parents=True)
+        Path("models", name, "config.pbtxt").write_text('backend: "python"', encoding="utf-8")
+    Path("models/whole/config.pbtxt").write_text(
+        'platform: "ensemble" ensemble_scheduling { step { model_name: "cut" } }', encoding="utf-8"
+    )
+    Path("llmserve.toml").write_text(
+        'repository = "models"\n[models.whole]\ninput = "PROMPT"\noutput = "ANSWER"\n',
+        encoding="utf-8",
+    )
+    words = ["compose", "models", "--model", "whole", "--out", "out"]
+    result = CliRunner().invoke(deploy, words)
+    assert result.exit_code == 0, result.output
+    written = Path("out/compose.yaml").read_text(encoding="utf-8")
+    assert "/models/cut" in written
+    assert written.index("/models/cut") < written.index("/models/whole")
+    assert "not asked for" not in written
+
+
 def test_edited_files_are_not_overwritten_and_nothing_is_deleted(
     repository: Path, tmp_path: Path
 ) -> None:

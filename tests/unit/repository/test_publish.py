@@ -376,3 +376,14 @@ def test_a_removal_that_fails_leaves_the_model(repo: Path, monkeypatch: pytest.M
     with pytest.raises(OutputError, match="cannot be deleted: No space left"):
         remove(repo, "m", force=False)
     assert hashes(repo) == before
+
+
+def test_the_steps_of_an_ensemble_that_somebody_wrote_stay_when_it_goes(repo: Path) -> None:
+    (repo / "whole/1").mkdir(parents=True)
+    (repo / "whole/config.pbtxt").write_text(
+        'platform: "ensemble" ensemble_scheduling { step { model_name: "m" } }', encoding="utf-8"
+    )
+    with pytest.raises(OutputError, match="whole was not built by llmserve"):
+        remove(repo, "whole", force=False)
+    remove(repo, "whole", force=True)
+    assert models_of(repo) == ["m"]

@@ -52,6 +52,55 @@ def test_what_is_damaged_hides_nothing_else(tmp_path: Path) -> None:
     assert "cannot be read" in str(models["mine"].config_damage)
 
 
+def ensemble(repository: Path, name: str, *steps: str) -> None:
+    """Write an ensemble by hand, as somebody has it who never built with llmserve."""
+    words = " ".join(f'step {{ model_name: "{step}" model_version: -1 }}' for step in steps)
+    (repository / name / "1").mkdir(parents=True)
+    text = f'platform: "ensemble" ensemble_scheduling {{ {words} }}'
+    (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("plain", ()),
+        ("whole", ("cut", "gone", "join")),
+        ("of others", ("cut", "gone", "join", "whole", "plain")),
+        ("of ours", ("inner", "built")),
+        ("itself", ("cut",)),
+        ("round", ("cut", "about")),
+        ("path", ()),
+        ("damaged", ()),
+    ],
+)
+def test_the_steps_of_a_hand_written_ensemble_are_its_parts(
+    tmp_path: Path, name: str, parts: tuple[str, ...]
+) -> None:
+    for step in ("cut", "join", "plain"):
+        (tmp_path / step).mkdir()
+        (tmp_path / step / "config.pbtxt").write_text('backend: "python"', encoding="utf-8")
+    add(tmp_path, "built", parts=["inner"])
+    add(tmp_path, "inner", part_of="built")
+    ensemble(tmp_path, "whole", "cut", "gone", "join", "cut")
+    ensemble(tmp_path, "of others", "whole", "plain")
+    ensemble(tmp_path, "of ours", "built")
+    ensemble(tmp_path, "itself", "cut", "itself")
+    ensemble(tmp_path, "round", "about")
+    ensemble(tmp_path, "about", "cut", "round")
+    ensemble(tmp_path, "path", "../plain")
+    ensemble(tmp_path, "damaged", "cut")
+    (tmp_path / "damaged/llmserve.json").write_text("{", encoding="utf-8")
+    repository = Repository.open(tmp_path)
+    assert repository.parts_of(name) == parts
+    assert repository.with_parts([name]) == (*parts, name)
+    assert repository.built_with(name) == ()
+    owner = repository.owner_of("join")
+    assert repository.models[owner].parts.index("join") > 0
+    assert repository.owner_of("inner") == "built"
+    assert repository.owner_of("round") == "about"
+    assert repository.owner_of("of ours") == ""
+
+
 def test_a_model_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(tmp_path, "a", parts=["b"])
     add(tmp_path, "b", part_of="a")

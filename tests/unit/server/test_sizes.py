@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,22 @@ def test_the_parts_of_a_new_model_count(
     one.size("whole")
     built(tmp_path, "part")
     assert one.size("whole") == 7, "it was built anew alone"
+
+
+def test_a_step_that_somebody_adds_to_an_ensemble_counts(
+    tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    built(tmp_path, "part")
+    built(tmp_path, "whole")
+    config = tmp_path / "whole" / "config.pbtxt"
+    config.write_text('platform: "ensemble"')
+    sizes["part"] = 5
+    one = One(tmp_path)
+    assert one.size("whole") == 0
+    config.write_text('platform: "ensemble" ensemble_scheduling { step { model_name: "part" } }')
+    os.utime(config, (2**31, 2**31))
+    assert one.size("whole") == 5
+    assert one.sizes.parts() == {"whole": ("part",)}
 
 
 def test_a_part_that_triton_itself_runs_counts_by_its_files(
