@@ -158,6 +158,10 @@ class ServeOptions:
         "number", "Keep texts of ten compared pairs for operators to see, for so long.",
         unit="HOURS", low=0, above=True, table="gateway", place="keep_texts",
     )  # fmt: skip
+    release_file: Path | None = _option(
+        "file", "Keep what is known of releases here, so that they go on after a restart.",
+        table="gateway", place="release_file",
+    )  # fmt: skip
     no_auth: bool = _option(
         "flag", "Run the frontend without keys, on any address.", False, table="gateway",
         opens=True, place="open",

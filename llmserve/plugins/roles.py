@@ -209,8 +209,9 @@ class Place:
     ``NAME=MODEL``. ``warm_scope`` is ``key`` if a request may find only what is kept of the prompts
     of its own key. ``shadows`` and ``canaries`` are new builds that a frontend tries, each as
     ``NAME=NEW`` or ``NAME=NEW:SHARE``, ``release_tolerances`` how much worse they may be, and
-    ``keep_texts`` for how many hours texts of users are kept to compare. ``certify_share`` is the
-    share of answers that are handed to ``serve`` at ``status``, to be judged by their models.
+    ``keep_texts`` for how many hours texts of users are kept to compare. ``release_file`` is where
+    it is kept what is known of the builds. ``certify_share`` is the share of answers that are
+    handed to ``serve`` at ``status``, to be judged by their models.
     """
 
     tritons: tuple[Address, ...]
@@ -232,6 +233,7 @@ class Place:
     canaries: tuple[str, ...] = ()
     release_tolerances: tuple[str, ...] = ()
     keep_texts: float | None = None
+    release_file: Path | None = None
     certify_share: float | None = None
 
     @property

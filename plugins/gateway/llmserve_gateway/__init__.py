@@ -49,6 +49,10 @@ def _command(place: Place) -> Sequence[str]:
 
         read_plans(place.shadows, place.canaries)
         read_tolerances(place.release_tolerances)
+    if place.release_file:
+        from llmserve_gateway.releases.kept import read_releases
+
+        read_releases(place.release_file)
     for triton in place.tritons:
         args += ["--url", triton.grpc]
         args += ["--triton-metrics", triton.metrics] if triton.metrics else []

@@ -158,6 +158,11 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Keep texts of ten compared pairs for operators to see, for so long.",
 )
 @click.option(
+    "--release-file",
+    type=FILE,
+    help="Keep what is known of releases here, so that they go on after a restart.",
+)
+@click.option(
     "--certify-share",
     type=click.FloatRange(0, 1),
     hidden=True,

@@ -126,6 +126,8 @@ class Settings:
     tolerances: Tolerances = field(default_factory=Tolerances)
     keep_texts: float | None = None
     """For how many hours the texts of compared answers are kept, if at all."""
+    release_file: Path | None = None
+    """Where it is kept what is known of releases; without it, that ends with the gateway."""
     certify_share: float | None = None
     """The share of answers that are handed to ``supervisor``, to be judged by their models."""
 
@@ -190,6 +192,7 @@ class Gateway:
             settings.tolerances,
             self.admission,
             keep_texts=(settings.keep_texts or 0) * 3600,
+            file=settings.release_file,
         )
         self.live_answers = LiveAnswers(settings.supervisor, settings.certify_share or 0.0)
         self._client: Replicas | None = None
@@ -416,6 +419,7 @@ class Gateway:
         self.check_model(key, Named(request.model, request.adapter).full)
         # Nothing is loaded for what will be refused.
         _standing(key, request)
+        await self.releases.hear_builds(request.model, self._fingerprint)
         address = (scope.get("client") or [""])[0]
         answering = Answering(key, headers, receive, send, reply, dialect)
         begin = partial(self.releases.begin, request, key, content, address)
@@ -423,6 +427,9 @@ class Gateway:
             await self._take_turn(answering, request, begin())
         else:
             await self._answer_later(answering, request, begin, later)
+
+    async def _fingerprint(self, model: str) -> str:
+        return (await self.client.model(model)).fingerprint
 
     async def _take_turn(self, answering: Answering[R], request: R, turn: Turn | None) -> None:
         """Have the build of a model answer whose turn it is."""

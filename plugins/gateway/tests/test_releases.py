@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.client import Completion, Logprob, ModelInfo, Piece
-from llmserve.errors import ModelDiedError, UsageError
+from llmserve.errors import ConfigError, ModelDiedError, UsageError
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches.asking import Asking
 from llmserve_gateway.gateway import Gateway, Settings
@@ -57,6 +57,7 @@ class TwoBuilds:
         """If set, what the new build is asked waits for it."""
         self.sure = sure
         self.tokens = {"old": 5, "new": 5}
+        self.fingerprints: dict[str, str] = {}
 
     async def models(self) -> list[str]:
         return ["old", "new"]
@@ -66,7 +67,10 @@ class TwoBuilds:
 
     async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         tensors: Any = dict.fromkeys(("text_input", "text_output", "logprobs", "json_schema"))
-        return ModelInfo(name, "stream", True, None, tensors, tensors, "0.1")
+        return ModelInfo(
+            name, "stream", True, None, tensors, tensors, "0.1",
+            fingerprint=self.fingerprints.get(name, ""),
+        )  # fmt: skip
 
     async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
         number = self.asked[name] = self.asked[name] + 1
@@ -360,6 +364,103 @@ def test_of_many_pairs_those_are_kept_that_show_something() -> None:
     pairs = release.pairs()
     assert len(pairs) == PAIRS
     assert [pair.said for pair in pairs if pair.is_worse] == [["it is empty"]]
+
+
+def restarted(
+    path: Path, plan: str, use: Any, new: Answers = lambda _: GOOD, build: str = "n1", **more: Any
+) -> Any:
+    """Serve a release as a gateway does that is started (again) with this file."""
+    triton = TwoBuilds(new)
+    triton.fingerprints["new"] = build
+    return served(triton, plan, use, release_file=path, **more)
+
+
+def test_a_build_that_was_returned_meets_nobody_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "releases.json"
+
+    async def break_it(at: Served) -> None:
+        await at.ask(times=60)
+        assert at.release.stage == "returned"
+        assert "returned" in path.read_text(encoding="utf-8"), "at once, whatever comes"
+
+    restarted(path, "old=new:100%", break_it, lambda _: "")
+
+    async def after(at: Served) -> int:
+        await at.ask(times=5)
+        triton: Any = at.gateway.client
+        assert (at.release.stage, at.release.why[:6]) == ("returned", "answer")
+        return int(triton.asked["new"])
+
+    assert restarted(path, "old=new:100%", after) == 0
+    assert "secret" not in path.read_text(encoding="utf-8")
+    assert path.stat().st_mode & 0o077 == 0
+
+    async def another(at: Served) -> None:
+        await at.ask()
+        assert (at.release.stage, at.release.requests["new"]) == ("watched", 1)
+
+    restarted(path, "old=new:100%", another, build="n2")
+
+
+def test_evidence_and_share_go_on_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "releases.json"
+    compared: list[int] = []
+
+    async def some(at: Served) -> None:
+        if not compared:
+            at.release.promote(1.0 - 1e-9)
+        await at.ask(times=60)
+        compared.append(at.release.compared)
+        assert at.release.share > 0.9, "what an operator has raised"
+
+    restarted(path, "old=new:50%", some)
+    restarted(path, "old=new:50%", some)
+    assert compared[0] == 60
+    assert 60 < compared[1] < 120, "it was promoted by the evidence of both"
+
+    async def look(at: Served) -> str:
+        return f"{at.release.stage} {at.release.compared} {at.release.share:.1f}"
+
+    assert restarted(path, "old=new:50%", look) == f"promoted {compared[1]} 1.0"
+    # What was seen of another kind of release, or with another tolerance, is no evidence here.
+    assert restarted(path, "old=new:50%", look, kind="shadow") == "watched 0 0.5"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"releases": []}', '{"releases": {"old": {}}}', '{"releases": {"old": 1}}']
+)
+def test_a_file_that_says_nothing_of_releases_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "releases.json"
+    path.write_text(text, encoding="utf-8")
+    plans = tuple(read_plans([], ["old=new"]))
+    with pytest.raises(ConfigError, match="does not say what is known of releases"):
+        Gateway(Settings(NO_TRITON, releases=plans, release_file=path))
+    with pytest.raises(ConfigError, match=r"there is no folder .*gone for r\.json"):
+        Gateway(Settings(NO_TRITON, releases=plans, release_file=tmp_path / "gone/r.json"))
+
+
+def test_a_release_goes_on_with_what_it_had() -> None:
+    (plan,) = read_plans([], ["a=b:20%"])
+    one, other = Release(plan, Tolerances()), Release(plan, Tolerances())
+    for number in range(50):
+        one.evidence["answers"].add(number % 7 == 0, number % 11 == 0)
+    one.promote(0.5)
+    kept = json.loads(json.dumps(one.state()))
+    assert other.go_on(kept)
+    assert other.state() == one.state()
+    assert other.evidence["answers"].chance_if_fine == one.evidence["answers"].chance_if_fine
+    (wider,) = read_plans([], ["a=b:30%"])
+    again = Release(wider, Tolerances())
+    assert again.go_on(kept)
+    assert again.share == 0.3, "who writes another share wants that"
+    for wrong in ({"stage": "fine"}, {"share": 0}, {"compared": -1}, {"builds": ["x"]}):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            Release(plan, Tolerances()).go_on(kept | wrong)
+    for wrong in ({"seen": -1}, {"worse": [0.0]}, {"sum": float("nan")}, {"verdict": "good"}):
+        evidence = dict(kept["evidence"])
+        evidence["answers"] = evidence["answers"] | wrong
+        with pytest.raises(ValueError, match="no evidence"):
+            Release(plan, Tolerances()).go_on(kept | {"evidence": evidence})
 
 
 def test_a_build_that_takes_twice_as_long_is_returned() -> None:

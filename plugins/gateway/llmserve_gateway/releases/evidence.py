@@ -12,10 +12,10 @@ one that is a little worse after many.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, get_args
 
 Verdict = Literal["worse", "fine", "undecided"]
 
@@ -97,6 +97,30 @@ class Evidence:
         elif self._fine.log >= -math.log(self.tolerance.false_promotion):
             self.verdict = "fine" if self.verdict == "undecided" else self.verdict
         return self.verdict
+
+    def state(self) -> dict[str, Any]:
+        """Return all that it has seen, as JSON has it."""
+        return {
+            "seen": self.seen, "new_failures": self.new_failures,
+            "old_failures": self.old_failures, "verdict": self.verdict, "sum": self._sum,
+            "worse": self._worse.logs, "fine": self._fine.logs,
+        }  # fmt: skip
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was seen before; raise ValueError if that is nothing like it."""
+        counts = [state[name] for name in ("seen", "new_failures", "old_failures")]
+        bets = [[float(log) for log in state[name]] for name in ("worse", "fine")]
+        numbers = [*counts, state["sum"], *bets[0], *bets[1]]
+        if (
+            not all(type(count) is int and 0 <= count <= counts[0] for count in counts)
+            or not all(map(math.isfinite, numbers))
+            or any(len(logs) != len(_SIZES) for logs in bets)
+            or state["verdict"] not in get_args(Verdict)
+        ):
+            raise ValueError("this is no evidence")
+        self.seen, self.new_failures, self.old_failures = counts
+        self.verdict, self._sum = state["verdict"], float(state["sum"])
+        self._worse.logs, self._fine.logs = bets
 
     @property
     def difference(self) -> float | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from llmserve.errors import UsageError
 from llmserve_gateway.releases.comparison import (
@@ -167,6 +167,65 @@ class Release:
         """Seconds for each token of the old build."""
         self._old_slow: list[bool] = []
         self.changed = clock()
+        self.builds: tuple[str, str] | None = None
+        """The fingerprints of the old and the new build, once they are known."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a gateway that starts again has to know, as JSON; texts are none of it."""
+        return {
+            **self._begun_with(), "builds": self.builds, "planned": self.plan.share,
+            "share": self.share, "stage": self.stage, "why": self.why, "changed": self.changed,
+            "requests": dict(self.requests), "compared": self.compared, "dropped": self.dropped,
+            "saved": self.saved,
+            "evidence": {name: each.state() for name, each in self.evidence.items()},
+        }  # fmt: skip
+
+    def _begun_with(self) -> dict[str, Any]:
+        """Return what evidence depends on: what is found otherwise says nothing of this one."""
+        tolerances = {name: asdict(each.tolerance) for name, each in self.evidence.items()}
+        explained = {"logits": self.explained}
+        return {"kind": self.plan.kind, "new": self.plan.new, "tolerances": tolerances | explained}
+
+    def go_on(self, state: Mapping[str, Any]) -> bool:
+        """Go on with what another process had; return False if that was another release.
+
+        Raise ValueError, KeyError or TypeError if it is nothing like it.
+        """
+        if any(state[name] != value for name, value in self._begun_with().items()):
+            return False
+        builds, stage, share = state["builds"], state["stage"], state["share"]
+        counts = [state["compared"], state["dropped"], state["saved"]]
+        counts += [state["requests"][name] for name in self.requests]
+        if (
+            not (builds is None or (len(builds) == 2 and all(isinstance(b, str) for b in builds)))
+            or stage not in get_args(Stage)
+            or not all(type(count) is int and count >= 0 for count in counts)
+            or not 0 < share <= 1
+        ):
+            raise ValueError("this is no release")
+        for name, each in self.evidence.items():
+            each.go_on(state["evidence"][name])
+        # A share that somebody has written anew is what they want now.
+        self.share = share if state["planned"] == self.plan.share else self.plan.share
+        self.stage, self.why, self.changed = stage, str(state["why"]), float(state["changed"])
+        self.builds = tuple(builds) if builds else None
+        self.compared, self.dropped, self.saved = counts[:3]
+        self.requests = dict(zip(self.requests, counts[3:], strict=True))
+        return True
+
+    def is_of(self, builds: tuple[str, str]) -> None:
+        """Hear the fingerprints of the old and the new build: other ones have to begin anew."""
+        if self.builds is not None and self.builds != builds:
+            begun = Release(self.plan, Tolerances(
+                {name: each.tolerance for name, each in self.evidence.items()}, self.explained
+            ))  # fmt: skip
+            self.evidence, self.requests = begun.evidence, begun.requests
+            self.compared = self.dropped = self.saved = 0
+            self.share, self._pairs, self._old_slow = self.plan.share, [], []
+            self._rates.clear()
+            self.builds = builds
+            self._move("watched", "begun anew, as one of the two was built again")
+        self.builds = builds
 
     def takes(self, user: str) -> bool:
         """Return whether the new build answers a user."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llmserve.errors import LLMServeError, RequestCancelledError
@@ -16,6 +17,7 @@ from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.keys import BatchKey, Key
 from llmserve_gateway.releases.background import Background
 from llmserve_gateway.releases.comparison import Heard, compare, is_greedy
+from llmserve_gateway.releases.kept import ReleaseFile
 from llmserve_gateway.releases.release import Plan, Release, Tolerances
 from llmserve_gateway.releases.split import user_of
 from llmserve_gateway.reply import Reply
@@ -45,15 +47,36 @@ class Releases:
         admission: Admission,
         *,
         keep_texts: float = 0.0,
+        file: Path | None = None,
     ) -> None:
         self.of = {
-            plan.name: Release(plan, tolerances, keep_texts=keep_texts, on_move=_log)
+            plan.name: Release(plan, tolerances, keep_texts=keep_texts, on_move=self._moved)
             for plan in plans
         }
+        self._file = ReleaseFile(file, self.of) if file is not None and plans else None
+        self._known: set[str] = set()
+        """The models of whose releases it is known which builds they are of."""
         self._admission = admission
         self.background = Background(admission)
         # Which requests are compared is no secret.
         self._chance = random.Random()  # noqa: S311
+
+    def _moved(self, release: Release) -> None:
+        log.warning("release of %s: %s", release.plan.name, release.in_words())
+        if self._file is not None:
+            # A build that was returned is not to meet anybody again, whatever ends this process.
+            self._file.write()
+
+    async def hear_builds(self, model: str, fingerprint: Callable[[str], Awaitable[str]]) -> None:
+        """Ask what the builds of a release are: what was kept may be of others."""
+        release = self.of.get(model)
+        if self._file is None or release is None or model in self._known:
+            return
+        self._file.begin()
+        # One that is not loaded now is asked again.
+        with suppress(LLMServeError):
+            release.is_of((await fingerprint(model), await fingerprint(release.plan.new)))
+            self._known.add(model)
 
     def make_room_too(self) -> None:
         """Make room for users, beside whatever else does."""
@@ -68,6 +91,8 @@ class Releases:
 
     async def close(self) -> None:
         await self.background.close()
+        if self._file is not None:
+            await self._file.close()
 
     def begin(
         self, request: object, key: Key | None, content: Mapping[str, Any], address: str
@@ -209,10 +234,6 @@ class Turn:
         found = compare(options, old, new, release.explained, greedy=greedy)
         prompt = str(options.get("messages") or request.prompts)
         release.note(found, old, new, prompt)
-
-
-def _log(release: Release) -> None:
-    log.warning("release of %s: %s", release.plan.name, release.in_words())
 
 
 def _failure(error: ApiError | LLMServeError) -> Heard | None:
