@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,27 +18,48 @@ _IS_LOG = re.compile(r"(Received request|Request) \S+")
 _WRAPPED = ("body", "request", "request_body", "proxy_server_request", "kwargs")
 """Where a body is in a line of a batch, of LiteLLM's log, or of a proxy's."""
 _DEEPEST = 4
+_ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+
+@dataclass(frozen=True)
+class LoggedPrompt:
+    """A prompt, or a chat with the message of a user at its end."""
+
+    text: str
+    """The prompt, or what the user has said last."""
+    before: tuple[tuple[str, str], ...] = ()
+    """What was said before: of each message the role and the text."""
+    is_chat: bool = False
+    is_part: bool = False
+    """Whether more stood before it than can be asked again."""
+
+    def content(self) -> dict[str, Any]:
+        said = [*self.before, ("user", self.text)]
+        messages = [{"role": role, "content": text} for role, text in said]
+        return {"prompt": self.text, **({"messages": messages} if self.before else {})}
 
 
 @dataclass(frozen=True)
 class LoggedPrompts:
     """What is asked again."""
 
-    texts: tuple[str, ...]
+    prompts: tuple[LoggedPrompt, ...]
     chat: bool
     """Whether each was a message of a user."""
     left_out: tuple[str, ...] = ()
     """What of the file is not asked, and why."""
 
     def write(self, path: Path) -> None:
-        lines = (json.dumps({"prompt": text}, ensure_ascii=False) for text in self.texts)
+        # In ASCII: some characters of a text end a line where it is read.
+        lines = (json.dumps(prompt.content()) for prompt in self.prompts)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_logged_prompts(path: Path) -> LoggedPrompts | None:
     """Read a file of requests; None if it is a plain text, with a prompt in each line."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        # Not splitlines, which splits texts within JSON too, at what is no end of a line there.
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError):
         raise UsageError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from None
     is_log = any(_IS_LOG.search(line) and _LOGGED.search(line) for line in lines)
@@ -50,10 +71,10 @@ def read_logged_prompts(path: Path) -> LoggedPrompts | None:
             f"{path} has no prompt in it",
             hint="each line is the body of a request, with prompt or messages",
         )
-    chat = sum(is_chat for _, is_chat, _ in found) * 2 > len(found)
-    asked = dict.fromkeys(text for text, is_chat, _ in found if is_chat == chat)
-    others = sum(is_chat != chat for _, is_chat, _ in found)
-    shortened = sum(is_part for _, is_chat, is_part in found if is_chat == chat)
+    chat = sum(each.is_chat for each in found) * 2 > len(found)
+    asked = dict.fromkeys(each for each in found if each.is_chat == chat)
+    others = sum(each.is_chat != chat for each in found)
+    shortened = sum(each.is_part for each in asked)
     unread = len(lines) - len(found)
     left_out = (
         (others, f"{others} of {'texts' if chat else 'chats'}, since most are of the other kind"),
@@ -63,11 +84,7 @@ def read_logged_prompts(path: Path) -> LoggedPrompts | None:
     return LoggedPrompts(tuple(asked), chat, tuple(words for count, words in left_out if count))
 
 
-_Found = tuple[str, bool, bool]
-"""A prompt, whether it is a message, and whether more stood before it."""
-
-
-def _of_log(line: str) -> Iterator[_Found]:
+def _of_log(line: str) -> Iterator[LoggedPrompt]:
     match = _LOGGED.search(line) if _IS_LOG.search(line) else None
     if match:
         try:
@@ -75,10 +92,10 @@ def _of_log(line: str) -> Iterator[_Found]:
         except (ValueError, SyntaxError):
             return
         if isinstance(text, str) and text.strip():
-            yield text, False, False
+            yield LoggedPrompt(text)
 
 
-def _of_body(line: str) -> Iterator[_Found]:
+def _of_body(line: str) -> Iterator[LoggedPrompt]:
     body = _object_in(line)
     for _ in range(_DEEPEST):
         if body is None or "prompt" in body or isinstance(body.get("messages"), list):
@@ -88,15 +105,33 @@ def _of_body(line: str) -> Iterator[_Found]:
     if body is None:
         return
     if isinstance(messages := body.get("messages"), list):
-        said = [each for each in messages if isinstance(each, dict)]
-        last = next((each for each in reversed(said) if each.get("role") == "user"), None)
-        if last and (text := _text_of(last.get("content"))):
-            yield text, True, len(said) > 1
+        if (chat := _chat_of(messages, body.get("system"))) is not None:
+            yield chat
         return
     prompts = body.get("prompt")
     for prompt in prompts if isinstance(prompts, list) else [prompts]:
         if isinstance(prompt, str) and prompt.strip():
-            yield prompt, False, False
+            yield LoggedPrompt(prompt)
+
+
+def _chat_of(messages: Sequence[Any], system: Any) -> LoggedPrompt | None:
+    """Return a chat up to the last message of a user; None if none has said anything.
+
+    ``system`` is what an application says beside the messages, as in Anthropic's API. A call of a
+    tool needs the tool, so of a chat with one only the end is asked.
+    """
+    said = [each for each in messages if isinstance(each, dict)]
+    users = [at for at, each in enumerate(said) if each.get("role") == "user"]
+    if not users or not (text := _text_of(said[users[-1]].get("content"))):
+        return None
+    first = [{"role": "system", "content": system}] if _text_of(system) else []
+    before = [*first, *said[: users[-1]]]
+    texts = [(str(each.get("role")), _text_of(each.get("content"))) for each in before]
+    is_whole = all(
+        role in _ROLES and words and not each.get("tool_calls")
+        for (role, words), each in zip(texts, before, strict=True)
+    )
+    return LoggedPrompt(text, tuple(texts) if is_whole else (), True, not is_whole)
 
 
 def _text_of(content: Any) -> str:

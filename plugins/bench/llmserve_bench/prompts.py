@@ -4,7 +4,7 @@ Prompts are synthetic, or come from a file: a JSON list of objects, JSON lines, 
 one prompt per line. An object has its prompt under ``input`` (which an ``instruction`` may follow,
 as in the data sets of TensorRT-LLM's tools), ``prompt``, ``text_input`` or ``text``. The length of
 the answer may be set by a text under ``output``, ``completion`` or ``response``, or by a number
-under ``output_tokens`` or ``max_tokens``.
+under ``output_tokens`` or ``max_tokens``. A chat has all of its ``messages`` beside the prompt.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> 
 class Sample(BaseModel, frozen=True, strict=True, populate_by_name=True):
     prompt: str = Field(validation_alias=AliasChoices("input", "prompt", "text_input", "text"))
     instruction: str = ""
+    messages: list[dict[str, Any]] = []
     answer: str | None = Field(
         default=None, validation_alias=AliasChoices("output", "completion", "response")
     )
@@ -231,6 +232,8 @@ class Request:
     options: Mapping[str, Any]
     due: float | None = None
     texts: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The whole chat, of which ``prompt`` is the end."""
 
 
 def arrival_times(load: Load) -> list[float]:
@@ -274,7 +277,8 @@ def make_schedule(
             options[ADAPTER.name] = adapter
         if length is not None and ignore_eos:
             options["ignore_eos"] = True
-        return Request(at, sample.text, {**options, **load.options}, due)
+        messages = tuple(sample.messages)
+        return Request(at, sample.text, {**options, **load.options}, due, messages=messages)
 
     total = max(1, len(samples) // each) if count is None else count
     requests = [request(at, times[at] if times else None) for at in range(total)]

@@ -100,7 +100,8 @@ class OpenAISender:
             body = {"model": model, "input": request.texts, "encoding_format": "base64"}
             return self._api.post("/embeddings", {**body, **options})
         if self._chat:
-            options = {"messages": [{"role": "user", "content": request.prompt}], **options}
+            chat = [*request.messages] or [{"role": "user", "content": request.prompt}]
+            options = {"messages": chat, **options}
         return self._api.request(model, request.prompt, options, stream=self._load.stream)
 
     async def _post(self, post: OpenAIRequest, parts: Parts) -> None:

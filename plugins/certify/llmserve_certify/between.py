@@ -6,17 +6,30 @@ Neither is right here: what is a tie between them is said by :class:`llmserve.cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from llmserve.client import EXPLAINED, Parting
 from llmserve_certify.at_once import at_once
-from llmserve_certify.endpoint import Ask, Gone, Refusal, Reply
+from llmserve_certify.endpoint import Ask, Gone, Message, Refusal, Reply
 from llmserve_certify.examination import Examination
 from llmserve_certify.outcome import NotOffered, OutOfBudget
 
 _TOP = 5
+
+
+@dataclass(frozen=True)
+class Question:
+    """What both are asked: a text, or a chat whose last message that text is."""
+
+    text: str
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        before = len(self.messages) - 1
+        return f"[{before} messages before] {self.text}" if before > 0 else self.text
 
 
 @dataclass(frozen=True)
@@ -117,18 +130,20 @@ def compare_servers(
     *,
     tokens: int,
     chat: bool = False,
+    questions: Sequence[Question] = (),
     tell: Callable[[int], None] = lambda _: None,
 ) -> Comparison:
-    """Ask two servers the prompts of the first examination, both at once."""
+    """Ask two servers the same, both at once: by default the prompts of the first examination."""
     found = Comparison(*names, precision=one.precision)
     tops = [_offered(exam) for exam in (one, other)]
-    for number, prompt in enumerate(one.prompts):
+    questions = questions or [*map(Question, one.prompts)]
+    for number, question in enumerate(questions):
         calls = [
-            partial(_answer, exam, prompt, tokens, top, chat=chat)
+            partial(_answer, exam, question, tokens, top, chat=chat)
             for exam, top in zip((one, other), tops, strict=True)
         ]
         try:
-            found.add(prompt, *at_once(calls, 2))
+            found.add(question.shown, *at_once(calls, 2))
         except OutOfBudget as error:
             found.ended = str(error)
             break
@@ -145,11 +160,14 @@ def _offered(exam: Examination) -> int:
     return _TOP
 
 
-def _answer(exam: Examination, prompt: str, tokens: int, top: int, *, chat: bool) -> Reply | str:
+def _answer(
+    exam: Examination, question: Question, tokens: int, top: int, *, chat: bool
+) -> Reply | str:
     options = {"logprobs": top} if top else {}
-    ask: Ask = exam.greedy(prompt, tokens, **options)
-    if chat:
-        ask = exam.chat({"role": "user", "content": prompt}, tokens=tokens, **options)
+    ask: Ask = exam.greedy(question.text, tokens, **options)
+    if chat or question.messages:
+        messages = question.messages or ({"role": "user", "content": question.text},)
+        ask = exam.chat(*messages, tokens=tokens, **options)
     try:
         return exam.try_ask(ask)
     except (Refusal, Gone) as error:

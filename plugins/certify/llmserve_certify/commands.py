@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,6 +42,9 @@ from llmserve_certify.output import (
 from llmserve_certify.page import page, result
 from llmserve_certify.run import Report, all_checks, checks_for, run_checks
 from llmserve_certify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from llmserve_certify.between import Question
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
 FAILED = 8
@@ -84,7 +87,8 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     "--prompts",
     "prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='With --between: a file with a prompt in each line, or with JSON lines of {"prompt": …}.',
+    help='With --between: a file with a prompt in each line, or JSON lines of {"prompt": …} or '
+    '{"messages": […]}.',
 )
 @click.option("--chat", is_flag=True, help="With --between: send each prompt as a chat message.")
 @click.option(
@@ -188,14 +192,15 @@ def certify(model: str | None, as_list: bool, **options: Any) -> int:
 
 
 def _between(model: str | None, options: dict[str, Any]) -> int:
-    from llmserve_certify.between import compare_servers, lines
+    from llmserve_certify.between import Question, compare_servers, lines
 
     others = ("against", "adapter", "url", "openai")
     if model is not None or any(options[name] for name in others):
         hint = "give two times NAME@URL, and no MODEL, --against, --adapter, --url or --openai"
         raise UsageError("--between names both servers", hint=hint)
     _check_places(options)
-    prompts = _read_prompts(options["prompts"]) if options["prompts"] else PROMPTS
+    path = options["prompts"]
+    questions = _read_questions(path) if path else [*map(Question, PROMPTS)]
     names = options["between"]
     with ExitStack() as stack:
         status = stack.enter_context(Status("connecting"))
@@ -204,7 +209,7 @@ def _between(model: str | None, options: dict[str, Any]) -> int:
                 stack.enter_context(_named(name, options)),
                 precision=options["precision"] or "",
                 budget=replace(options["budget"]),
-                prompts=prompts,
+                prompts=[question.text for question in questions],
             )
             for name in names
         )
@@ -214,7 +219,8 @@ def _between(model: str | None, options: dict[str, Any]) -> int:
             names,
             tokens=options["tokens"],
             chat=options["chat"],
-            tell=lambda done: status.update(f"prompt {done} of {len(prompts)}"),
+            questions=questions,
+            tell=lambda done: status.update(f"prompt {done} of {len(questions)}"),
         )
     target = options["json_file"]
     text = json.dumps(found.content(), indent=2, ensure_ascii=False) + "\n"
@@ -237,28 +243,37 @@ def _named(name: str, options: dict[str, Any]) -> AbstractContextManager[Subject
     return _endpoint(model, "", {**options, **place})
 
 
-def _read_prompts(path: Path) -> list[str]:
+def _read_questions(path: Path) -> list[Question]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from None
     if not (found := [line for line in text.splitlines() if line.strip()]):
         raise UsageError(f"{path} is empty", hint="write a prompt into each line")
-    return [_prompt_in(line) for line in found]
+    return [_question_in(line) for line in found]
 
 
-def _prompt_in(line: str) -> str:
-    """Return a prompt, which as an object of JSON may have several lines.
+def _question_in(line: str) -> Question:
+    """Return a prompt, which as an object of JSON may have several lines, or be a chat.
 
-    >>> _prompt_in('{"prompt": "one\\\\ntwo"}'), _prompt_in("{ or so")
-    ('one\\ntwo', '{ or so')
+    >>> _question_in('{"prompt": "one\\ntwo"}').text, _question_in("{ or so").text
+    ('one\ntwo', '{ or so')
+    >>> _question_in('{"messages": [{"role": "user", "content": "Hi"}]}').text
+    'Hi'
     """
+    from llmserve_certify.between import Question
+
     try:
         found = json.loads(line) if line.startswith("{") else None
     except (ValueError, RecursionError):
-        return line
-    prompt = found.get("prompt") if isinstance(found, dict) else None
-    return prompt if isinstance(prompt, str) and prompt.strip() else line
+        return Question(line)
+    if not isinstance(found, dict):
+        return Question(line)
+    prompt, messages = found.get("prompt"), found.get("messages")
+    if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
+        last = messages[-1].get("content")
+        return Question(last if isinstance(last, str) else line, tuple(messages))
+    return Question(prompt if isinstance(prompt, str) and prompt.strip() else line)
 
 
 def _chosen(checks: list[Check], only: tuple[str, ...]) -> list[Check]:

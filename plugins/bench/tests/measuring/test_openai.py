@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_requests_and_answers_follow_the_openai_api(
         assert record.tokens == ((1, 7) if stream else (8,))
     assert ("ttft_p50" in figures_of(run, Load(stream=stream))) == stream
     assert run.server is None
+
+
+def test_a_chat_of_a_dataset_is_sent_with_all_its_messages(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    dataset = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "Hi", "messages": messages}, {"prompt": "Once"}]
+    dataset.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    load = Load(concurrency=1, requests=2, warmup=0)
+    bench(Target("demo", endpoint.url, api="chat"), load, Plan(Prompts(dataset), False))
+    asked = [body["messages"] for _, body, _ in endpoint.received]
+    assert asked == [messages, [{"role": "user", "content": "Once"}]]
 
 
 def test_each_adapter_is_a_model_and_has_a_row_of_its_own(endpoint: Endpoint) -> None:

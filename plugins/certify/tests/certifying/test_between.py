@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from llmserve.client import Logprob
 from llmserve.errors import UsageError
-from llmserve_certify.between import Comparison, compare_servers, lines
-from llmserve_certify.commands import FAILED, certify
+from llmserve_certify.between import Comparison, Question, compare_servers, lines
+from llmserve_certify.commands import FAILED, _read_questions, certify
 from llmserve_certify.endpoint import Ask, Refusal, Reply
 from llmserve_certify.examination import Budget, Examination
 
@@ -125,6 +125,34 @@ def test_the_command_compares_servers(tmp_path: Path) -> None:
         assert "differ by more" in text
         pairs = json.loads(report.read_text(encoding="utf-8"))["pairs"]
         assert [pair["prompt"] for pair in pairs] == ["the people", "there is no"]
+
+
+def test_a_chat_is_asked_with_all_its_messages(tmp_path: Path) -> None:
+    asked: list[Ask] = []
+
+    class Notes(Scripted):
+        def ask(self, ask: Ask) -> Reply:
+            asked.append(ask)
+            return super().ask(ask)
+
+    messages = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    )
+    question = Question("Hi", messages)
+    ours, theirs = (
+        Examination(Notes(lambda *_: "Yes"), precision="bfloat16", budget=Budget(20))
+        for _ in range(2)
+    )
+    found = compare_servers(ours, theirs, ("a", "b"), tokens=4, questions=[question])
+    assert [pair.prompt for pair in found.pairs] == ["[1 messages before] Hi"]
+    assert [ask.messages for ask in asked if ask.messages] == [messages, messages]
+    path = tmp_path / "prompts.jsonl"
+    lines_of = [{"prompt": "Hi", "messages": messages}, {"prompt": "Once"}, {"messages": [1]}]
+    path.write_text("\n".join(map(json.dumps, lines_of)), encoding="utf-8")
+    read = _read_questions(path)
+    assert read[:2] == [question, Question("Once")]
+    assert read[2].messages == ()
 
 
 @pytest.mark.parametrize(
