@@ -127,7 +127,8 @@ def _details(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _entries(repository: Repository, servers: Sequence[Running]) -> Iterator[Entry]:
-    parts = {part for model in repository for part in model.parts}
+    # A step of an ensemble that somebody wrote is a model of its own.
+    parts = {part for model in repository for part in model.built_with}
     for model in repository:
         if (model.folder / "config.pbtxt").is_file() and model.name not in parts:
             yield _entry(repository, model, servers, _source(model), _built(model))

@@ -32,7 +32,7 @@ class LiveAnswer:
 
     model: str
     asked: Mapping[str, Any] = field(repr=False)
-    """The options that make the prompt, as the model got them."""
+    """The options that make the prompt, and the adapter, as the model got them."""
     ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[float, ...] = field(repr=False)
     """How likely the model found each of its tokens when it chose it."""
@@ -43,6 +43,13 @@ class LiveAnswer:
     """Seconds since it was asked for."""
     url: str = ""
     """The gRPC address of the Triton that has given it, if that is known."""
+    adapter_files: str = ""
+    """What tells the files of its adapter from those of another of that name; ``serve`` looks."""
+
+    @property
+    def adapter(self) -> str:
+        """The name of the adapter that has answered, "" for the model itself."""
+        return str(self.asked.get("adapter") or "")
 
     @classmethod
     def of(

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class AdapterFiles:
+    """The files of one adapter of a model, which may be replaced while that is served."""
+
+    identity: str
+    """Another one for other files of the same name."""
+    changed: float
+    """When the last of them came, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
 class Model:
     """A model's folder; what it contains is read when it is first asked for, and only once.
 
@@ -137,6 +147,23 @@ class Model:
         from llmserve.runtime.lora import adapter_names
 
         return tuple(adapter_names(self.last_version))
+
+    def adapter_files(self, name: str) -> AdapterFiles | None:
+        """Return what an adapter's files are now; None if it has none of that name."""
+        from llmserve.runtime.lora import ADAPTERS, is_adapter_name
+
+        if not is_adapter_name(name):
+            return None
+        folder = self.last_version / ADAPTERS / name
+        try:
+            states = [file.stat() for file in sorted(folder.iterdir())]
+        except OSError:
+            return None
+        if not states:
+            return None
+        names = (f"{each.st_ino}.{each.st_mtime_ns}.{each.st_size}" for each in states)
+        changed = max(each.st_ctime for each in (*states, folder.stat()))
+        return AdapterFiles("-".join(names), changed)
 
     @property
     def _backend(self) -> str:

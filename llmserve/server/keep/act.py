@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError, reason
-from llmserve.repository.repository import Repository
+from llmserve.repository.repository import Model, Repository
 from llmserve.server.keep import actions, health, known_answers, live_answers
 from llmserve.server.keep.actions import Action
 from llmserve.server.keep.desired import Hold
@@ -194,6 +194,8 @@ class Actor:
                     began = time.monotonic()
                     judge = live_answers.judge_again if asked.anew else live_answers.judge
                     fault = await judge(client, name, asked.live, explained)
+                    model = Model(running.settings.repository / name)
+                    live_answers.check_adapter(asked.live, model)
         except live_answers.UnjudgedError as error:
             unjudged = _why(error)
         except Exception as error:  # whatever it is, it says nothing of the answers

@@ -21,6 +21,7 @@ from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.options import CACHE_SALT
 from llmserve.contract.report import FaultReport
 from llmserve.errors import LLMServeError, RequestRejectedError
+from llmserve.repository.repository import Model
 from llmserve.server.keep.known_answers import (
     DATES,
     PATIENCE,
@@ -31,6 +32,8 @@ from llmserve.server.keep.known_answers import (
     read_logprob,
 )
 
+_CLOCK = 2.0
+"""Seconds by which the times of a file system may be off."""
 _LENGTH = 64
 """How many tokens are asked for at most, of a model whose answer was wrong."""
 
@@ -55,6 +58,27 @@ async def measure(client: Any, model: str, known: KnownAnswers) -> float:
     return TIMES * max(changes)
 
 
+def with_adapter_files(answer: LiveAnswer, model: Model, now: float) -> LiveAnswer | None:
+    """Return an answer that knows which adapter has given it; None if that may be another by now.
+
+    ``now`` is in seconds since 1970. Another adapter of the same name finds other tokens likely,
+    which is no fault of the model.
+    """
+    if not answer.adapter:
+        return answer
+    files = model.adapter_files(answer.adapter)
+    if files is None or files.changed >= now - answer.age - _CLOCK:
+        return None
+    return replace(answer, adapter_files=files.identity)
+
+
+def check_adapter(answer: LiveAnswer, model: Model) -> None:
+    """Refuse what was judged of an answer whose adapter was replaced since."""
+    files = model.adapter_files(answer.adapter) if answer.adapter else None
+    if (files.identity if files else "") != answer.adapter_files:
+        raise UnjudgedError("its adapter is another by now")
+
+
 async def judge(
     client: Any, model: str, answer: LiveAnswer, explained: float
 ) -> FaultReport | None:
@@ -64,7 +88,8 @@ async def judge(
     count = len(answer.ids) if context is None else min(len(answer.ids), context - 1 - len(prompt))
     if count < 1:
         raise UnjudgedError("it fills the context")
-    return compare(answer, await _score(client, model, prompt, answer.ids[:count]), explained)
+    scored = await _score(client, model, prompt, answer.ids[:count], answer.adapter)
+    return compare(answer, scored, explained)
 
 
 async def judge_again(
@@ -72,14 +97,15 @@ async def judge_again(
 ) -> FaultReport | None:
     """Ask a model that was wrong the same once more, and judge what it answers now."""
     prompt, _ = await _prompt(client, model, answer)
+    adapter = _with(answer.adapter)
     said = await client.generate(
         model, input_ids=prompt, max_tokens=min(len(answer.ids), _LENGTH), logprobs=1,
-        temperature=0.0, timeout=PATIENCE,
+        temperature=0.0, timeout=PATIENCE, **adapter,
     )  # fmt: skip
     tokens = tuple(said.logprobs or ())
     if not tokens:
         raise UnjudgedError("it tells no log-probabilities")
-    now = LiveAnswer.of(model, {"input_ids": prompt}, tokens, len(prompt))
+    now = LiveAnswer.of(model, {"input_ids": prompt, **adapter}, tokens, len(prompt))
     return await judge(client, model, now, explained)
 
 
@@ -128,7 +154,11 @@ async def _prompt(client: Any, model: str, answer: LiveAnswer) -> tuple[list[int
         raise UnjudgedError("it does not say how it reads a prompt")
     if asked.get("messages") and DATES in await ask_for_template(client, model):
         raise UnjudgedError("its template writes the day, so that its prompts differ")
-    said = await inspect_prompt(client, model, asked)
+    try:
+        said = await inspect_prompt(client, model, asked)
+    except RequestRejectedError as error:
+        # Such as one for an adapter that has gone, which says nothing of the model.
+        raise UnjudgedError(f"it does not read its prompt any more: {error.problem}") from None
     ids, context = [int(each) for each in said["ids"]], said.get("context_length")
     if len(ids) != answer.input_tokens:
         raise UnjudgedError("it reads its prompt differently by now")
@@ -136,7 +166,7 @@ async def _prompt(client: Any, model: str, answer: LiveAnswer) -> tuple[list[int
 
 
 async def _score(
-    client: Any, model: str, prompt: Sequence[int], answer: Sequence[int]
+    client: Any, model: str, prompt: Sequence[int], answer: Sequence[int], adapter: str = ""
 ) -> tuple[Logprob, ...]:
     """Return how likely a model finds each token of an answer after its prompt.
 
@@ -150,7 +180,7 @@ async def _score(
     try:
         said = await client.generate(
             model, input_ids=ids, prompt_logprobs=1, max_tokens=1, temperature=0.0, **salt,
-            timeout=PATIENCE,
+            timeout=PATIENCE, **_with(adapter),
         )  # fmt: skip
     except RequestRejectedError as error:
         raise UnjudgedError(f"it does not read an answer as a prompt: {error.problem}") from None
@@ -162,6 +192,10 @@ async def _score(
     if [each.id for each in scored] != [*answer]:
         raise UnjudgedError("its log-probabilities of a prompt are not of all its tokens")
     return scored
+
+
+def _with(adapter: str) -> dict[str, str]:
+    return {"adapter": adapter} if adapter else {}
 
 
 def _entry(content: Mapping[str, Any]) -> Logprob:

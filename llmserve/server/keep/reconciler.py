@@ -14,12 +14,13 @@ from llmserve.contract.live_answer import LiveAnswer
 from llmserve.contract.report import FrontendReport, ModelReport, ReplicaReport, State
 from llmserve.errors import NotLoadedError, ServerError, reason
 from llmserve.names import near
-from llmserve.repository.repository import Repository
+from llmserve.repository.repository import Model, Repository
 from llmserve.server.keep.act import Actor
 from llmserve.server.keep.answer_checks import offer_answer
 from llmserve.server.keep.decide import AllReplicas, decide, decide_wishes
 from llmserve.server.keep.demand import Demand
 from llmserve.server.keep.desired import Desired, Hold, OnDemand, Order
+from llmserve.server.keep.live_answers import with_adapter_files
 from llmserve.server.keep.memory import FrontendMemory, Memory, TritonMemory
 from llmserve.server.keep.observe import (
     CHECK_INTERVAL,
@@ -233,9 +234,12 @@ class Reconciler:
 
     def judge(self, answer: LiveAnswer) -> None:
         """Have an answer to a user judged by the model that has given it, once that is idle."""
+        model = Model(self.tritons[0].settings.repository / answer.model)
+        if (known := with_adapter_files(answer, model, time.time())) is None:
+            return
         for running, memory in zip(self.tritons, self.memory.tritons, strict=True):
-            if running.server.grpc_url == answer.url or len(self.tritons) == 1:
-                offer_answer(memory, answer, time.monotonic())
+            if running.server.grpc_url == known.url or len(self.tritons) == 1:
+                offer_answer(memory, known, time.monotonic())
 
     # What it says
 

@@ -7,10 +7,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from llmserve.client import Completion, Logprob, Piece
-from llmserve.runtime.contract import OPTIONS
+from llmserve.runtime.contract import ADAPTER, OPTIONS
 from llmserve.server import MOST_TOKENS, LiveAnswer
 
-_OF_PROMPTS = ("messages", *(OPTIONS[name].name for name in ("chat_template_kwargs", "input_ids")))
+_OF_PROMPTS = (
+    "messages",
+    *(OPTIONS[name].name for name in ("chat_template_kwargs", "input_ids")),
+    ADAPTER.name,
+)
 
 _Part = TypeVar("_Part", Completion, Piece)
 

@@ -136,6 +136,16 @@ def test_a_prompt_is_handed_over_as_the_model_got_it(socket: Path, prompt: str |
     )
 
 
+def test_an_answer_of_an_adapter_is_handed_over_with_its_name(socket: Path) -> None:
+    triton = Scored()
+    triton.inputs.add("adapter")
+    (answer,), response = asked(socket, triton, TEXT, prompt="a", messages=None, model="m:sql")
+    assert response.status_code == 200
+    assert (answer.model, answer.adapter) == ("m", "sql")
+    assert answer.asked == {"prompt": "a", "adapter": "sql"}
+    assert triton.requests[-1]["adapter"] == "sql"
+
+
 @pytest.mark.parametrize(
     ("triton", "fields"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from llmserve.client import EXPLAINED, Logprob
 from llmserve.contract.live_answer import MOST_BYTES, MOST_TOKENS, LiveAnswer
 from llmserve.contract.report import FaultReport, ReplicaReport, State
-from llmserve.errors import ServerError
+from llmserve.errors import RequestRejectedError, ServerError
+from llmserve.repository import repository
 from llmserve.server.keep import actions, live_answers
 from llmserve.server.keep.certificate import KEPT, MOST_WAITING
 from llmserve.server.keep.control import ask, listening
@@ -98,6 +100,7 @@ class Client:
         self.level, self.template, self.context = level, TEMPLATE, 4096
         self.inputs = {"logprobs", "prompt_only", "prompt_logprobs", "input_ids", "max_tokens"}
         self.asked: list[dict[str, Any]] = []
+        self.refuses = ""
 
     async def model(self, name: str, *, refresh: bool = False) -> Any:
         return SimpleNamespace(
@@ -107,6 +110,8 @@ class Client:
 
     async def generate(self, name: str, prompt: str = "", **options: Any) -> Any:
         self.asked.append({"prompt": prompt, **options})
+        if self.refuses:
+            raise RequestRejectedError(self.refuses)
         if options.get("prompt_only"):
             ids = options.get("input_ids") or [*map(ord, prompt or str(options.get("messages")))]
             said = {"ids": ids, "chat_template": self.template, "context_length": self.context}
@@ -157,6 +162,42 @@ def test_what_cannot_be_judged_says_why(change: Callable[[Client], Any], why: st
     change(client)
     with pytest.raises(UnjudgedError, match=why):
         judged(client, answer_of(-0.5))
+
+
+def test_an_answer_of_an_adapter_is_judged_with_it() -> None:
+    client, answer = Client(), answer_of(-0.5, -0.5)
+    answer = replace(answer, asked={**answer.asked, "adapter": "sql"})
+    assert judged(client, answer) is None
+    again = live_answers.judge_again(client, "m", answer, 0.1)
+    assert asyncio.run(again) is None
+    assert len(client.asked) == 6
+    assert {each.get("adapter") for each in client.asked} == {"sql"}
+    client.refuses = "there is no adapter 'sql'"
+    with pytest.raises(UnjudgedError, match="any more: there is no adapter"):
+        judged(client, answer)
+
+
+def test_an_adapter_that_was_replaced_is_no_fault_of_its_model(tmp_path: Path) -> None:
+    model = repository.Model(tmp_path / "m")
+    files = tmp_path / "m/1/adapters/sql"
+    answer = answer_of(-0.5, age=3.0)
+    now = time.time()
+    assert live_answers.with_adapter_files(answer, model, now) is answer, "it has none"
+    live_answers.check_adapter(answer, model)
+    answer = replace(answer, asked={**answer.asked, "adapter": "sql"})
+    assert live_answers.with_adapter_files(answer, model, now + 60) is None, "it has gone"
+    files.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (files / name).write_text("one", encoding="utf-8")
+    assert live_answers.with_adapter_files(answer, model, now) is None, "it came meanwhile"
+    known = live_answers.with_adapter_files(answer, model, now + 60)
+    assert known is not None
+    live_answers.check_adapter(known, model)
+    (files / "adapter_model.safetensors").write_text("other", encoding="utf-8")
+    with pytest.raises(UnjudgedError, match="its adapter is another by now"):
+        live_answers.check_adapter(known, model)
+    up = replace(answer, asked={"adapter": "../adapters/sql"})
+    assert live_answers.with_adapter_files(up, model, now + 60) is None
 
 
 def test_a_prompt_that_is_another_one_by_now_judges_nothing() -> None:
