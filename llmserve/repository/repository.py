@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,6 +89,23 @@ class Model:
         parameters = self.config.parameters if self.config is not None else {}
         # Reading a missing entry of a Protobuf map adds an empty one.
         return parameters[FINGERPRINT].string_value if FINGERPRINT in parameters else ""
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """What tells its folder from that of another build, as it is now; zeros if there is none.
+
+        Who writes a model by hand edits its configuration in place, which its folder does not show.
+        """
+        from llmserve.repository.config import FILE
+
+        try:
+            folder = self.folder.stat()
+        except OSError:
+            return 0, 0
+        changed = folder.st_mtime_ns
+        with suppress(OSError):
+            changed = max(changed, (self.folder / FILE).stat().st_mtime_ns)
+        return folder.st_ino, changed
 
     def intact(self) -> Manifest | None:
         """Return its manifest; raise if that is damaged."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from llmserve.contract.report import State
 from llmserve.contract.tasks import GENERATE, PARAMETER
 from llmserve.contract.tensors import TEXT_INPUT, TEXT_OUTPUT
-from llmserve.repository.config import FILE as CONFIG_FILE
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.memory import ModelMemory, TritonMemory
 from llmserve.server.keep.observe import RunningTriton
@@ -103,16 +101,7 @@ class Sizes:
         return self._repository.model(name).adapters
 
     def _build(self, name: str) -> _Build:
-        folder = self._repository.path / name
-        try:
-            stat = folder.stat()
-        except OSError:
-            return name, 0, 0
-        changed = stat.st_mtime_ns
-        # Who writes an ensemble by hand edits its file in place, which its folder does not show.
-        with suppress(OSError):
-            changed = max(changed, (folder / CONFIG_FILE).stat().st_mtime_ns)
-        return name, stat.st_ino, changed
+        return name, *self._repository.model(name).state
 
     def _measure(self) -> None:
         self._now, before, self._loaded = {}, self._loaded, {}
