@@ -208,7 +208,7 @@ class Release:
         # A share that somebody has written anew is what they want now.
         self.share = share if state["planned"] == self.plan.share else self.plan.share
         self.stage, self.why, self.changed = stage, str(state["why"]), float(state["changed"])
-        self.builds = tuple(builds) if builds else None
+        self.builds = (builds[0], builds[1]) if builds else None
         self.compared, self.dropped, self.saved = counts[:3]
         self.requests = dict(zip(self.requests, counts[3:], strict=True))
         return True
