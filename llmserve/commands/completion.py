@@ -16,8 +16,9 @@ def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     del param
     repository = Repository.open(Path(ctx.params.get("repository") or "model_repository"))
     built = [model for model in repository if (model.folder / "config.pbtxt").is_file()]
-    # The parts of an ensemble accept no requests of their own.
-    parts = {part for model in built for part in model.parts}
+    # The parts of an ensemble accept no requests of their own. Those of one that somebody wrote are
+    # in its configuration, which takes long to read while a user types.
+    parts = {part for model in built for part in model.built_with}
     names = [model.name for model in built if model.name not in parts]
     if not ctx.params.get("repository"):
         stored = [model.name for model in Store().models()]
