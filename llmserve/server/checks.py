@@ -188,7 +188,8 @@ def with_dependents(repository: Repository, failed: Mapping[str, str]) -> dict[s
                 reasons.setdefault(name, f"its part {part} failed")
     needed = {part for name in parts if name not in reasons for part in parts[name]}
     for name in [name for name in parts if name in reasons]:
-        for part in parts[name]:
+        # A step of an ensemble that somebody wrote may have users of its own.
+        for part in repository.built_with(name):
             if part not in needed:
                 reasons.setdefault(part, f"it is a part of {name}, which failed")
     return reasons

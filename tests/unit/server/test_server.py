@@ -473,6 +473,18 @@ def test_a_model_fails_with_its_part_and_takes_its_other_parts_along(tmp_path: P
     }  # fmt: skip
 
 
+def test_a_step_of_a_broken_ensemble_that_somebody_wrote_is_served(tmp_path: Path) -> None:
+    for name in ("cut", "whole"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "cut/config.pbtxt").write_text('backend: "python"', encoding="utf-8")
+    (tmp_path / "whole/config.pbtxt").write_text(
+        'platform: "ensemble" ensemble_scheduling { step { model_name: "cut" } }', encoding="utf-8"
+    )
+    repository = Repository.open(tmp_path)
+    assert with_dependents(repository, {"whole": "no file"}) == {"whole": "no file"}
+    assert set(with_dependents(repository, {"cut": "no file"})) == {"cut", "whole"}
+
+
 def test_progress_is_described_in_words_and_never_goes_back_to_the_start() -> None:
     steps = [
         LoadProgress(1.0, (), ()),
