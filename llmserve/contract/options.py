@@ -285,6 +285,10 @@ class RequestOptions:
         "text", "", "Find only what is kept of prompts of requests with the same one.",
         set_by="frontend",
     )  # fmt: skip
+    keep_longer: bool = _option(
+        "flag", "", "Keep what is computed of it longer than of others, up to half of the cache.",
+        False, set_by="frontend",
+    )  # fmt: skip
     # See llmserve.contract.shared_stream.
     open_shared_stream: str | None = _option(
         "text", "", "Opens a stream of this name for the pieces of others' answers, instead of "
@@ -309,6 +313,7 @@ THINKING_MARKS = OPTIONS["thinking_marks"].name
 CALL_MARKS = OPTIONS["call_marks"].name
 CALL_SCHEMA = OPTIONS["call_schema"].name
 CACHE_SALT = OPTIONS["cache_salt"].name
+KEEP_LONGER = OPTIONS["keep_longer"].name
 OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
 SHARED_STREAM = OPTIONS["shared_stream"].name
 _OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)

@@ -18,6 +18,7 @@ from llmserve.contract.options import IMAGE_URL as IMAGE_URL
 from llmserve.contract.options import INCLUDE_STOP as INCLUDE_STOP
 from llmserve.contract.options import INPUT_IDS as INPUT_IDS
 from llmserve.contract.options import INT32 as INT32
+from llmserve.contract.options import KEEP_LONGER as KEEP_LONGER
 from llmserve.contract.options import LOGIT_BIAS as LOGIT_BIAS
 from llmserve.contract.options import LOGPROBS as LOGPROBS
 from llmserve.contract.options import MAX_TOKENS as MAX_TOKENS

@@ -41,6 +41,9 @@ _BLOCK = 4096
 _LEFT_FREE = 256 << 20
 # Space is made for many pages at once: each time, all files are looked at.
 _SHARE_KEPT = 0.9
+# The mode of a page that is kept longer; of others it is 0600. So it needs no list of them, which
+# processes would have to share.
+_KEPT_LONGER = 0o400
 _STEP_BACK = 1000
 """By how many nanoseconds a page counts as older than the one before it in the same text."""
 
@@ -64,8 +67,9 @@ class PageFile:
 class PageFiles:
     """The pages in a folder, which take up to ``limit`` bytes in all.
 
-    Those that were not used for longest go first, and of one text its end. Reading takes no lock;
-    writers of all processes take turns.
+    Those that were not used for longest go first, and of one text its end. Those that are kept
+    longer, as of sessions, go after all others; they are at most half, and what is over goes before
+    all others. Reading takes no lock; writers of all processes take turns.
     """
 
     def __init__(self, folder: Path, limit: int, *, most_seconds: float = MOST_SECONDS) -> None:
@@ -123,8 +127,9 @@ class PageFiles:
                 raise
         return True
 
-    def touch(self, names: Sequence[bytes]) -> list[bytes]:
-        """Renew the pages of one text, in their order; return those that are no longer there."""
+    def touch(self, names: Sequence[bytes], *, longer: bool = False) -> list[bytes]:
+        """Renew the pages of one text, in their order, and have them kept ``longer`` from now on;
+        return those that are no longer there."""
         now, missing = time.time_ns(), []
         for depth, name in enumerate(names):
             # The end of a text is useful to fewer others than its beginning, so it goes first.
@@ -133,6 +138,11 @@ class PageFiles:
                 os.utime(name.hex(), ns=(when, when), dir_fd=self._folder, follow_symlinks=False)
             except OSError:
                 missing.append(name)
+                continue
+            if longer:
+                # Where no modes are kept, it goes as others do.
+                with suppress(OSError):
+                    self._mark(name)
         return missing
 
     def clear(self, label: str | None = None) -> int:
@@ -190,9 +200,16 @@ class PageFiles:
                 os.unlink(unfinished, dir_fd=self._folder)
             raise
 
+    def _mark(self, name: bytes) -> None:
+        file = self._open(name.hex(), os.O_RDONLY)
+        try:
+            os.fchmod(file, _KEPT_LONGER)
+        finally:
+            os.close(file)
+
     def _make_space(self, size: int) -> int:
         """Remove what is old until there is space; return how many bytes the others take."""
-        entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime_ns)
+        entries = self._in_order()
         used = sum(_on_disk(state.st_size) for _, state in entries)
         if used + size <= self._limit:
             most = self._limit
@@ -205,6 +222,24 @@ class PageFiles:
                 os.unlink(name, dir_fd=self._folder)
             used -= _on_disk(state.st_size)
         return used
+
+    def _in_order(self) -> list[tuple[str, os.stat_result]]:
+        """Return all entries: those that go first come first."""
+        newest = sorted(self._entries(), key=lambda entry: entry[1].st_mtime_ns, reverse=True)
+        surplus: list[tuple[str, os.stat_result]] = []
+        others: list[tuple[str, os.stat_result]] = []
+        kept: list[tuple[str, os.stat_result]] = []
+        left = self._limit // 2
+        for entry in newest:
+            state = entry[1]
+            if stat.S_IMODE(state.st_mode) != _KEPT_LONGER:
+                others.append(entry)
+                continue
+            left -= _on_disk(state.st_size)
+            (kept if left >= 0 else surplus).append(entry)
+        ordered = [*reversed(surplus), *reversed(others), *reversed(kept)]
+        # Nobody reads the old ones any more.
+        return sorted(ordered, key=lambda entry: not self._is_old(entry[1]))
 
     def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files of pages, and what writers left that ended early."""

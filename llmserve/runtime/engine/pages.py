@@ -20,14 +20,24 @@ class PagePool:
     """Pages of ``page_size`` tokens each, held by any number of sequences.
 
     A page without a holder keeps its content until no empty page is left; then the least recently
-    used ones are taken first.
+    used ones are taken first. Those that are kept longer, as of sessions, go after all others. They
+    are at most half of the pages: what is over goes before all others, so that neither can push the
+    other out.
     """
 
     def __init__(self, count: int, page_size: int) -> None:
         self.count = count
         self.page_size = page_size
         self._empty = set(range(count))
+        self._most_kept = count // 2
+        self._surplus: OrderedDict[int, None] = OrderedDict()
+        """Without a holder: what was kept longer, and was too much."""
         self._unused: OrderedDict[int, None] = OrderedDict()
+        """Without a holder, and kept no longer than others."""
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Without a holder, and kept longer."""
+        self._longer: set[int] = set()
+        """The pages that are kept longer, with and without a holder."""
         self._holders = [0] * count
         self._keys: dict[int, Key] = {}
         self._contents: dict[Key, tuple[int, int]] = {}
@@ -36,31 +46,48 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        return len(self._empty) + len(self._unused)
+        return len(self._empty) + sum(map(len, self._in_order))
+
+    @property
+    def _in_order(self) -> tuple[OrderedDict[int, None], ...]:
+        """The pages without a holder that have a content: those are taken first that go first."""
+        return self._surplus, self._unused, self._kept
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def take(self, previous: int = -1) -> int | None:
+    def take(self, previous: int = -1, *, longer: bool = False) -> int | None:
         """Return a page to write to, if there is one, preferably the one after ``previous``.
 
-        A sequence in adjacent pages is read in place.
+        A sequence in adjacent pages is read in place. One that is kept ``longer`` takes no content
+        of others for that, once all that may be kept longer is.
         """
         page = previous + 1
-        if previous < 0 or not (page in self._empty or page in self._unused):
+        if previous < 0 or not self._is_to_spare(page, longer=longer):
             if self._empty:
                 page = self._best_empty()
-            elif self._unused:
-                page = next(iter(self._unused))
+            elif order := next(filter(None, self._in_order), None):
+                page = next(iter(order))
             else:
                 return None
-        if page in self._unused:
-            del self._unused[page]
-            del self._contents[self._keys.pop(page)]
-        else:
+        if page in self._empty:
             self._empty.remove(page)
+        else:
+            self._hold(page)
+            self._longer.discard(page)
+            del self._contents[self._keys.pop(page)]
         self._holders[page] = 1
         return page
+
+    def _is_to_spare(self, page: int, *, longer: bool) -> bool:
+        if page in self._empty or page in self._surplus:
+            return True
+        is_full = bool(self._surplus) or len(self._longer) >= self._most_kept
+        return page in self._unused and not (longer and is_full)
+
+    def _hold(self, page: int) -> None:
+        for order in self._in_order:
+            order.pop(page, None)
 
     def _best_empty(self) -> int:
         """Return the longest empty run's start, or its middle if a sequence may grow into it."""
@@ -72,16 +99,24 @@ class PagePool:
         shared = start > 0 and self._holders[start - 1]
         return start + (length // 2 if shared else 0)
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Release a sequence's pages, given in their order."""
+    def release(self, pages: Iterable[int], *, longer: bool = False) -> None:
+        """Release a sequence's pages, given in their order; keep their content ``longer``."""
         # The end of a sequence is useful to fewer others than its beginning, so it goes first.
         for page in reversed(list(pages)):
+            if longer and page in self._keys:
+                self._longer.add(page)
             self._holders[page] -= 1
             if not self._holders[page]:
-                if page in self._keys:
-                    self._unused[page] = None
-                else:
+                if page not in self._keys:
                     self._empty.add(page)
+                elif page in self._longer:
+                    self._kept[page] = None
+                else:
+                    self._unused[page] = None
+        while len(self._kept) > self._most_kept:
+            page, _ = self._kept.popitem(last=False)
+            self._longer.remove(page)
+            self._surplus[page] = None
 
     def publish(self, page: int, previous: int, ids: tuple[int, ...]) -> int:
         """Let other sequences share a full page; return the number of its content."""
@@ -117,7 +152,7 @@ class PagePool:
         for page, number in self._matches(ids, content):
             content = number
             self._holders[page] += 1
-            self._unused.pop(page, None)
+            self._hold(page)
             pages.append(page)
         return pages, content
 

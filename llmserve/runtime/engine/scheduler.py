@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from llmserve.runtime.answer.generation import Generation
@@ -59,6 +60,11 @@ class ScheduledSequence:
         """After how many tokens another sequence, which began alike, went on differently."""
         self.kept_answer: int | None = None
         """The content up to a border in its answer after which a copy of its state is kept."""
+
+    @property
+    def is_kept_longer(self) -> bool:
+        """Whether what is computed of it outlives what is computed of others."""
+        return self.generation.params.keep_longer
 
     @property
     def length(self) -> int:
@@ -191,7 +197,7 @@ class Scheduler:
         """Return the guesses that there is space for without taking any from others."""
         wanted = self.pool.pages_for(sequence.length + len(guesses))
         while len(sequence.pages) < wanted and self.pool.available > len(self.running):
-            if (page := self.pool.take(*sequence.pages[-1:])) is None:
+            if (page := self._take(sequence)) is None:
                 break
             sequence.pages.append(page)
         return guesses[: len(sequence.pages) * self.pool.page_size - sequence.length]
@@ -259,19 +265,20 @@ class Scheduler:
             if self._states is not None:
                 reusable = self._with_state(sequence, reusable)
             pages, content = self.pool.share(reusable, sequence.beginning)
+            give_back = partial(self.pool.release, pages, longer=sequence.is_kept_longer)
             missing = self.pool.pages_for(sequence.length) - len(pages)
             # A page for each of the others to grow keeps it from being requeued at once.
             if missing + len(self.running) > self.pool.available:
-                self.pool.release(pages)
+                give_back()
                 return
             try:
                 is_held = self._hold(sequence)
             except Exception as error:
-                self.pool.release(pages)
+                give_back()
                 self.failed.append((self.waiting.popleft().generation, error))
                 continue
             if not is_held:
-                self.pool.release(pages)
+                give_back()
                 return
             self.running.append(self.waiting.popleft())
             sequence.pages, sequence.published = pages, len(pages)
@@ -321,12 +328,15 @@ class Scheduler:
         Returns whether the sequence still runs: it may have been the newest itself.
         """
         while len(sequence.pages) < self.pool.pages_for(sequence.length):
-            if (page := self.pool.take(*sequence.pages[-1:])) is not None:
+            if (page := self._take(sequence)) is not None:
                 sequence.pages.append(page)
                 continue
             if self._requeue_newest() is sequence:
                 return False
         return True
+
+    def _take(self, sequence: ScheduledSequence) -> int | None:
+        return self.pool.take(*sequence.pages[-1:], longer=sequence.is_kept_longer)
 
     def _requeue_newest(self) -> ScheduledSequence:
         newest = self.running.pop()
@@ -337,9 +347,10 @@ class Scheduler:
     def _release(self, sequence: ScheduledSequence) -> None:
         if self._states is not None and sequence.pages:
             self._states.end(sequence.state)
-        self.pool.release(sequence.pages)
+        longer = sequence.is_kept_longer
+        self.pool.release(sequence.pages, longer=longer)
         if self._warm is not None and sequence.names is not None:
-            self._warm.used(sequence.names[1:])
+            self._warm.used(sequence.names[1:], longer=longer)
         sequence.reset_pages()
         if self._adapters is not None and sequence.adapter:
             self._adapters.release(sequence.adapter)

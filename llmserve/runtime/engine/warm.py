@@ -18,6 +18,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.contract.names import MANIFEST, WARM, WARM_BYTES
@@ -47,6 +48,14 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_LINES = ("model name", "flags", "Features", "CPU part")
 
 
+@dataclass(frozen=True)
+class _Use:
+    """The names of the pages that a text has used, and whether they are kept longer."""
+
+    names: list[bytes]
+    longer: bool
+
+
 class WarmPages:
     """The pages of a runner's cache that are kept in files. One thread uses it, besides its own.
 
@@ -61,8 +70,8 @@ class WarmPages:
         self._model = _digest(model, runner.page_form.encode(), str(runner.page_size).encode())
         self._known: OrderedDict[bytes, None] = OrderedDict()
         """Names of pages that are on disk, or will be."""
-        self._waiting: deque[tuple[bytes, bytes] | list[bytes]] = deque()
-        """Pages to write, and the names of those that a text has used."""
+        self._waiting: deque[tuple[bytes, bytes] | _Use] = deque()
+        """Pages to write, and those that a text has used."""
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._ends = self._writes = self._is_paused = False
@@ -108,11 +117,12 @@ class WarmPages:
             self._changed.notify_all()
         self._start()
 
-    def used(self, names: Sequence[bytes]) -> None:
-        """Note that a text with these pages was used: the least recently used ones go first."""
+    def used(self, names: Sequence[bytes], *, longer: bool = False) -> None:
+        """Note that a text with these pages was used: the least recently used ones go first, but
+        after all others if they are to be kept ``longer``."""
         if names and not self._ends and len(self._waiting) < _MOST_USED:
             with self._changed:
-                self._waiting.append(list(names))
+                self._waiting.append(_Use(list(names), longer))
                 self._changed.notify_all()
             self._start()
 
@@ -163,8 +173,8 @@ class WarmPages:
                 if self._ends:
                     return
                 item, self._writes = self._waiting.popleft(), True
-            if isinstance(item, list):
-                for name in self._files.touch(item):
+            if isinstance(item, _Use):
+                for name in self._files.touch(item.names, longer=item.longer):
                     # Others had more use for the space; who uses it again keeps it again.
                     self._known.pop(name, None)
                 continue

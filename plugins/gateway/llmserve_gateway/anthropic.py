@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -24,7 +24,6 @@ from llmserve_gateway.fields import (
     Field,
     Values,
     check_mapping,
-    ignored,
     needed,
     option,
     part,
@@ -140,6 +139,11 @@ _TOOL_CHOICE: Field[Mapping[str, Any]] = Field(
     "tool_choice", "Whether an answer calls a function, and which.", _choice,
     _one_of("auto", "any", "tool", "none", name={}, disable_parallel_tool_use={}), absent={},
 )  # fmt: skip
+_MARK: Field[bool] = Field(
+    "cache_control",
+    "What is computed of the request is kept longer; so it is with a mark on a block or a tool.",
+    lambda _value, _name: True, {}, absent=False,
+)  # fmt: skip
 _OTHERS: tuple[Field[Any], ...] = (
     MODEL,
     STREAM,
@@ -153,8 +157,7 @@ _OTHERS: tuple[Field[Any], ...] = (
     *TEMPLATE,
     *refused("not supported by this server", "mcp_servers", "container"),
     *REFUSED,
-    # Also that of blocks and tools, of which only what is known is read.
-    *ignored("cache_control"),
+    _MARK,
     *unaffected(),
 )
 MESSAGE = Body(_MESSAGES, needed(_MOST), *_OTHERS)
@@ -180,6 +183,7 @@ def _request(values: Values) -> ParsedRequest:
         tools=tools,
         thinking=replace(values[_THINKS], effort=config[_EFFORT]),
         sent=wanted.sent if wanted else {},
+        is_marked=values[_MARK] or _has_mark(map(values.given, (_SYSTEM, _TOOLS, _MESSAGES))),
         unknown=values.unknown,
     )
 
@@ -187,6 +191,23 @@ def _request(values: Values) -> ParsedRequest:
 read_messages_request = reads(MESSAGE)(_request)
 read_counted_request = reads(COUNTED)(_request)
 """The same for who only wants to know how many tokens it has."""
+
+
+def _has_mark(given: Iterable[Any]) -> bool:
+    """Return whether a block of a text, a message or a result has a mark, or a tool has one.
+
+    What is in a tool's schema, or in what a model calls it with, is none.
+    """
+    left = list(given)
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            if each.get(_MARK.name) is not None:
+                return True
+            left.append(each.get("content"))
+    return False
 
 
 def _tools(values: Values) -> Tools | None:

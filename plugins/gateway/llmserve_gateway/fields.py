@@ -87,6 +87,10 @@ class Values:
         value: T = self._read[field.name]
         return value
 
+    def given(self, field: Field[Any]) -> Any:
+        """Return what was sent as a field, as it was sent; None if nothing was."""
+        return self._content.get(field.name)
+
     @property
     def is_empty(self) -> bool:
         return not self._content

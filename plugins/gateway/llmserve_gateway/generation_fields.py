@@ -66,7 +66,8 @@ def _cache_key(value: Any, name: str) -> str:
 
 CACHE_KEY: Field[str] = Field(
     "prompt_cache_key",
-    "Names a session: of several replicas, the one that has answered it is asked again.",
+    "Names a session: what is computed of it is kept longer, and of several replicas, the one that "
+    "has answered it is asked again.",
     _cache_key, {**STRING, "maxLength": _LONGEST_KEY}, absent="",
 )  # fmt: skip
 

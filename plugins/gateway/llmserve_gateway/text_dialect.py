@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import Completion, ModelInfo, Piece, read_calls, stream_calls
 from llmserve.errors import LLMServeError
-from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32
+from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32, KEEP_LONGER
 from llmserve_gateway.dialects import Dialect, Models
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.openai_requests import BUDGET
@@ -71,6 +71,8 @@ class TextDialect(Dialect[ParsedRequest]):
         )
         if info.made_by_llmserve and "max_tokens" not in request.options:
             request.options[FILL_CONTEXT] = True
+        if info.made_by_llmserve and (request.session or request.is_marked):
+            request.options[KEEP_LONGER] = True
         if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
             request.options[INCLUDE_STOP.name] = True
         writer = self.new_writer(request, reply.record)

@@ -71,7 +71,10 @@ class ParsedRequest:
     """What the client calls the model, if not by its name."""
     sent: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
-    """Names the requests that had better be answered by the same replica."""
+    """Names the requests that had better be answered by the same replica, and of which what is
+    computed is kept longer."""
+    is_marked: bool = False
+    """Whether what is computed of it is kept longer, as that of a session."""
     unknown: frozenset[str] = frozenset()
     priority: int | None = None
     """The class that it asks for, None for that of its key."""

@@ -100,6 +100,29 @@ def test_a_key_finds_only_what_is_kept_of_its_own_prompts(tmp_path: Path) -> Non
     assert not any(str(salt) in (tmp_path / "keys").read_text() for salt in salts["key"])
 
 
+_MARKED = {"cache_control": {"type": "ephemeral"}, "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_kept"),
+    [
+        ("/v1/completions", {**TEXT, "prompt_cache_key": "one"}, True),
+        ("/v1/chat/completions", {**CHAT, "prompt_cache_key": "one"}, True),
+        ("/v1/responses", {"model": "m", "input": "Hi", "prompt_cache_key": "one"}, True),
+        ("/v1/messages", {**CHAT, **_MARKED}, True),
+        ("/v1/completions", TEXT, None),
+        ("/v1/completions", {**TEXT, "prompt_cache_key": ""}, None),
+        ("/v1/messages", {**CHAT, "max_tokens": 1}, None),
+    ],
+)
+def test_a_session_and_a_cache_mark_have_the_model_keep_what_it_computes(
+    path: str, body: dict[str, Any], is_kept: bool | None
+) -> None:
+    triton = Triton()
+    assert request_via(triton, path, json=body).status_code == 200
+    assert [request.get("keep_longer") for request in triton.requests] == [is_kept]
+
+
 def test_health_and_the_page_need_no_key(tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "me")
     settings = Settings(NO_TRITON, keys=tmp_path / "keys")

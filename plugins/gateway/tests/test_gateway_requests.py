@@ -171,9 +171,7 @@ def test_what_changes_an_answer_and_cannot_be_had_is_refused(name: str, value: A
         (read_response_request, {"model": "m", "input": "Hi"}),
     ],
 )
-def test_a_cache_key_names_a_session_and_is_no_option_of_a_model(
-    read: Callable[[Any], Any], body: dict[str, Any]
-) -> None:
+def test_a_cache_key_names_a_session(read: Callable[[Any], Any], body: dict[str, Any]) -> None:
     request = read({**body, "prompt_cache_key": "chat 5"})
     assert (request.session, request.unknown) == ("chat 5", frozenset())
     assert request.model_calls() == read(body).model_calls()
@@ -186,7 +184,7 @@ def test_a_cache_key_names_a_session_and_is_no_option_of_a_model(
         assert (caught.value.status, caught.value.param) == (400, "prompt_cache_key")
 
 
-def test_anthropics_cache_marks_change_nothing_of_a_prompt() -> None:
+def test_anthropics_cache_marks_change_nothing_of_a_prompt_and_are_noted() -> None:
     def body(**mark: Any) -> dict[str, Any]:
         text = {"type": "text", "text": "Hi", **mark}
         schema = {"type": "object", "properties": {}}
@@ -208,6 +206,45 @@ def test_anthropics_cache_marks_change_nothing_of_a_prompt() -> None:
         marked = read_messages_request(body(cache_control=mark))
         assert (marked.options, marked.tools) == (plain.options, plain.tools)
         assert not marked.unknown
+        assert (marked.is_marked, plain.is_marked) == (True, False)
+
+
+_MARK = {"cache_control": {"type": "ephemeral"}}
+_TEXT_BLOCK = {"type": "text", "text": "Hi"}
+_MARKED = {**_TEXT_BLOCK, **_MARK}
+_SCHEMA = {"type": "object", "properties": {"cache_control": {"type": "string"}}}
+_USE = {"type": "tool_use", "id": "call_1", "name": "look", "input": {**_MARK}}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_marked"),
+    [
+        (_MARK, True),
+        ({"cache_control": None}, False),
+        ({"system": [_MARKED]}, True),
+        ({"system": [{**_TEXT_BLOCK, "cache_control": None}]}, False),
+        ({"tools": [{"name": "look", "input_schema": _SCHEMA, **_MARK}]}, True),
+        ({"messages": [{"role": "user", "content": [_TEXT_BLOCK, _MARKED]}]}, True),
+        (
+            {
+                "tools": [{"name": "look", "input_schema": _SCHEMA}],
+                "messages": [
+                    {"role": "user", "content": "cache_control"},
+                    {"role": "assistant", "content": [_USE]},
+                    {"role": "user", "content": [
+                        {"type": "tool_result", "tool_use_id": "call_1", "content": "cache_control"}
+                    ]},
+                ],
+            },
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_cache_mark_is_one_of_a_block_a_tool_or_the_request(
+    more: dict[str, Any], is_marked: bool
+) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    assert read_messages_request({**body, **more}).is_marked == is_marked
 
 
 def test_each_answer_is_a_separate_model_call() -> None:

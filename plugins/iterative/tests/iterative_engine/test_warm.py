@@ -66,6 +66,22 @@ def test_a_sequence_that_lost_its_pages_finds_them_again(tmp_path: Path) -> None
     assert last.cached_tokens == 0
 
 
+@pytest.mark.parametrize("family", ["llama", "falcon_alibi"])
+def test_a_session_outlives_others_and_its_answer_stays_the_same(
+    family: str, tmp_path: Path
+) -> None:
+    engine = restarted(family, tmp_path / "pages", tokens=512)
+    found = []
+    for n in (0, *range(1, 9), 0):
+        engine.admit(request := generation([n, *BEGINNING], 20, keep_longer=not n))
+        finish(engine)
+        assert same_as_alone(family, request)
+        found.append(request.cached_tokens)
+    engine.close()
+    assert found == [0] * 9 + [64]
+    assert engine.warm_tokens == 0, "it was in memory"
+
+
 def test_log_probabilities_of_a_prompt_are_computed(tmp_path: Path) -> None:
     prompt = [*BEGINNING, 4]
     for _ in range(2):

@@ -32,6 +32,7 @@ options = st.fixed_dictionaries(
         "logprobs": st.integers(0, 2),
         "prompt_logprobs": st.integers(0, 2),
         "logit_bias": st.just({3: 5.0}),
+        "keep_longer": st.booleans(),
     },
 )
 requests = st.fixed_dictionaries(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,63 @@ def test_what_was_used_last_stays_and_the_end_of_a_text_goes_first(folder: Path)
     assert files.touch([name_of(4), name_of(9)]) == [name_of(9)]
 
 
+def test_what_is_kept_longer_outlives_others_and_takes_no_more_than_half(folder: Path) -> None:
+    files = PageFiles(folder, 40 * 4096)
+
+    def text(first: int, *, longer: bool = False) -> list[bytes]:
+        names = [name_of(number) for number in range(first, first + 4)]
+        for number in range(first, first + 4):
+            assert write(files, number)
+            assert taken(folder) <= 40 * 4096
+        assert files.touch(names, longer=longer) == []
+        return names
+
+    def is_there(names: list[bytes]) -> bool:
+        return None not in map(files.read, names)
+
+    session, other = text(0, longer=True), text(10)
+    for first in range(100, 500, 4):
+        text(first)
+    assert is_there(session)
+    assert not is_there(other)
+    # A mark is in the folder: another process knows it, and nobody else can read the page.
+    modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert modes == {0o600, 0o400}
+    files = PageFiles(folder, 40 * 4096)
+    others = [text(first) for first in range(500, 512, 4)]
+    for first in range(1000, 1400, 4):
+        text(first, longer=True)
+    assert all(map(is_there, others))
+    assert not is_there(session)
+    last = [text(first, longer=True) for first in range(1400, 1416, 4)]
+    assert all(map(is_there, last))
+
+
+def test_what_is_kept_longer_goes_too_when_nobody_used_it_for_long(folder: Path) -> None:
+    files = PageFiles(folder, 4 * 4096, most_seconds=60)
+    for number in range(4):
+        write(files, number)
+    files.touch([name_of(1)], longer=True)
+    old = time.time() - 61
+    os.utime(folder / name_of(1).hex(), (old, old))
+    assert files.read(name_of(1)) is None
+    write(files, 5)
+    assert not (folder / name_of(1).hex()).exists()
+    assert files.read(name_of(3)) is not None
+
+
+def test_a_page_that_is_not_to_be_marked_is_kept_as_others_are(
+    files: PageFiles, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no modes here")
+
+    write(files, 1)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    assert files.touch([name_of(1)], longer=True) == []
+    assert files.read(name_of(1)) == b"content"
+
+
 def test_a_page_that_nobody_used_for_long_goes(folder: Path) -> None:
     files = PageFiles(folder, LIMIT, most_seconds=60)
     write(files, 1)
@@ -238,3 +296,57 @@ for number in range(int(sys.argv[2]), 600):
     assert [writer.returncode for writer in writers] == [0, 0]
     assert 500_000 < most <= LIMIT
     assert files.read(name_of(599)) == b"599" * 4000
+
+
+_MANY = 100_000_000
+
+_LOAD = f"""
+import hashlib, random, sys, threading
+from pathlib import Path
+from llmserve.runtime.engine.page_files import PageFiles
+files = PageFiles(Path(sys.argv[1]), {_MANY})
+def name_of(number):
+    return hashlib.sha256(str(number).encode()).digest()
+def content_of(number):
+    return number.to_bytes(8, "little") * (10_000 + number % 7 * 10_000)
+wrong = []
+def work(seed):
+    chance = random.Random(seed)
+    for _ in range(80):
+        first = chance.randrange(1000)
+        names = []
+        for number in range(first, first + 4):
+            if files.read(name_of(number)) not in (None, content_of(number)):
+                wrong.append(number)
+            files.write(name_of(number), content_of(number), label="m", tokens=1)
+            names.append(name_of(number))
+        files.touch(names, longer=first < 300)
+threads = [threading.Thread(target=work, args=(f"{{sys.argv[2]}} {{n}}",)) for n in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(bool(wrong))
+"""
+
+
+def test_many_writers_hold_a_limit_of_100_mb_and_a_killed_one_changes_nothing(
+    folder: Path,
+) -> None:
+    command = [sys.executable, "-c", _LOAD, str(folder)]
+    writers = [subprocess.Popen([*command, str(seed)]) for seed in range(4)]
+    looks = []
+    while any(writer.poll() is None for writer in writers):
+        looks.append(taken(folder) if folder.exists() else 0)
+        if looks[-1] > _MANY // 2:
+            writers[0].kill()
+        time.sleep(0.002)
+    assert [writer.wait() for writer in writers] == [-signal.SIGKILL, 0, 0, 0]
+    assert 0.8 * _MANY < max(looks) <= _MANY
+    files = PageFiles(folder, _MANY)
+    kept = [number for number in range(1003) if files.read(name_of(number)) is not None]
+    assert len(kept) > 100
+    assert all(
+        files.read(name_of(number)) == number.to_bytes(8, "little") * (10_000 + number % 7 * 10_000)
+        for number in kept
+    )

@@ -122,6 +122,47 @@ def test_a_salt_is_not_another_s_in_memory_either() -> None:
     assert found == [0, 0, 0, 36, 36]
 
 
+def test_a_session_outlives_others_in_memory() -> None:
+    engine = engine_of(None, pages=40, sequences=1)
+    answered(engine, PROMPT, keep_longer=True)
+    answered(engine, [1, *PROMPT])
+    for n in range(20):
+        answered(engine, [n, n, *PROMPT[:20]])
+    assert answered(engine, [1, *PROMPT]).cached_tokens == 0
+    assert answered(engine, PROMPT, keep_longer=True).cached_tokens == 36
+
+
+def test_a_session_outlives_others_on_disk_and_a_restart(folder: Path) -> None:
+    limit = 40 * 4096
+    first = engine_of(folder, limit=limit)
+    answered(first, PROMPT, keep_longer=True, cache_salt="a")
+    answered(first, PROMPT, cache_salt="b")
+    for n in range(20):
+        answered(first, [n, n, *PROMPT[:20]])
+        warm = first._warm
+        assert warm is not None
+        assert warm.flush()
+    first.close()
+    # What is kept longer for one key is no other key's.
+    assert answered(engine_of(folder, limit=limit), PROMPT, cache_salt="b").cached_tokens == 0
+    assert answered(engine_of(folder, limit=limit), PROMPT).cached_tokens == 0
+    assert answered(engine_of(folder, limit=limit), PROMPT, cache_salt="a").cached_tokens == 36
+
+
+def test_a_flood_of_sessions_leaves_others_half_of_the_cache(folder: Path) -> None:
+    engine = engine_of(folder, pages=48, limit=48 * 4096, sequences=1)
+    answered(engine, PROMPT)
+    for n in range(40):
+        answered(engine, [n, n, *PROMPT[:20]], keep_longer=True, cache_salt=str(n))
+        warm = engine._warm
+        assert warm is not None
+        assert warm.flush()
+    assert answered(engine, PROMPT).cached_tokens == 36
+    assert engine.warm_tokens == 0, "it was in memory"
+    engine.close()
+    assert answered(engine_of(folder, limit=48 * 4096), PROMPT).cached_tokens == 36
+
+
 def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed(folder: Path) -> None:
     answered(first := engine_of(folder), PROMPT)
     first.close()
