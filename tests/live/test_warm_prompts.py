@@ -1,9 +1,13 @@
-"""A system prompt that a model has read before anybody asks, with the real gateway."""
+"""What was read once is not read again, before anybody asks and after a load, with real Tritons."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -11,7 +15,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.live.servers import Serving, eventually
+from llmserve.client import connect
+from llmserve.errors import LLMServeError
+from llmserve.runtime.contract import CACHED_TOKENS
+from llmserve.testing.command import run
+from tests.live.servers import TIMEOUT, Serving, eventually
 
 SYSTEM = "You answer questions from sailors, in a few words, and never about the weather. " * 4
 FILE = """
@@ -68,3 +76,52 @@ def test_the_first_conversation_finds_the_system_prompt_read_and_after_a_death_t
     serving.wait_for("small: has read", after=died)
     eventually(lambda: ask(serving, "/readyz")["ready"])
     assert cached(serving, "How deep is the sea?") == first
+
+
+KEPT = """
+[models.small]
+source = "demo"
+plugin = "iterative"
+"""
+
+
+@pytest.mark.long
+def test_pages_are_found_by_another_replica_and_after_an_unload_a_reload_and_a_death(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "llmserve.toml").write_text(KEPT, encoding="utf-8")
+    home = tmp_path / "home"
+    env = {**os.environ, "LLMSERVE_HOME": str(home)}
+    serving = Serving("--replicas", "2", "--warm", "0.1", cwd=tmp_path, env=env)
+    try:
+        second = re.findall(r"replica +grpc (\S+:\d+)", serving.output)[0]
+
+        def ask(url: str) -> tuple[str, int]:
+            with connect(url, timeout=TIMEOUT) as client:
+                answer = client.generate("small", SYSTEM, max_tokens=8, temperature=0.0)
+            # The last token of a prompt is always computed.
+            assert (answer.input_tokens or 0) > 64
+            pages = (answer.input_tokens or 0) - 1 >> 5
+            eventually(lambda: len(list((home / "pages").glob("?" * 64))) >= pages)
+            return answer.text, int(answer.extra[CACHED_TOKENS.name]) - 32 * pages
+
+        def ask_when_it_is_back() -> tuple[str, int] | None:
+            with suppress(LLMServeError):
+                return ask(serving.url)
+            return None
+
+        text, missing = ask(serving.url)
+        assert missing < 0, "nothing was there"
+        assert ask(second) == (text, 0)
+        for command in ("unload", "reload"):
+            done = run(command, "small", "--url", serving.url, env=env)
+            assert done.returncode == 0, done.stderr
+        assert ask(second) == ask(serving.url) == (text, 0)
+        done = run("reload", "small", "--url", serving.url, env=env)
+        assert done.returncode == 0, done.stderr
+        assert ask(serving.url) == (text, 0)
+        for process in serving.processes("models/small/1/model.py "):
+            os.kill(process, signal.SIGKILL)
+        assert eventually(ask_when_it_is_back) == (text, 0)
+    finally:
+        serving.close()
