@@ -19,8 +19,23 @@ _LARGEST = 200_000_000
 """Parameters of a model that is not small."""
 _LAYERS = 4
 _WIDTH = 64
-_FEW_EXPERTS = 32
+_HIDDEN = 256
+"""How wide a model is that has no heads to count it by."""
+_FEW_EXPERTS, _CHOSEN = 8, 4
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TOP = (
+    "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
+    "moe_k",
+)  # fmt: skip
+"""How many of the experts a token is sent to."""
+_SCANS = (
+    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
+    ("mamba_num_heads", "mamba_head_dim", "n_groups", "expand"),
+    ("num_heads", "head_dim", "n_groups", "expand"),
+)
+"""How the scans of Mamba 2 are called: heads, their width, their groups, and the share of the
+model's width that all heads have together."""
 _WIDE = ("intermediate", "ffn_dim", "ffn_hidden", "n_inner", "dff", "feed_forward")
 _WINDOWS = (
     "sliding_window",
@@ -71,6 +86,8 @@ def _small(config: Any) -> Any:
     # Where layers differ in their heads, they stay as they are.
     with suppress(AttributeError):
         _shrink_heads(small)
+    _shrink_recurrence(small)
+    _shrink_experts(small)
     for name, value in vars(small).items():
         if any(word in name for word in _WIDE) and not name.startswith("_"):
             if isinstance(value, int) and value > _WIDTH and not isinstance(value, bool):
@@ -79,8 +96,6 @@ def _small(config: Any) -> Any:
                 setattr(small, name, [min(each, _WIDTH) for each in value])
         elif name in _WINDOWS and isinstance(value, int) and value > NEAR:
             setattr(small, name, NEAR)
-        elif name in _EXPERTS and isinstance(value, int) and value > _FEW_EXPERTS:
-            setattr(small, name, _FEW_EXPERTS)
         elif name == "vocab_size_per_layer_input":
             setattr(small, name, VOCABULARY)
         elif name == "first_k_dense_replace":
@@ -89,6 +104,15 @@ def _small(config: Any) -> Any:
             setattr(small, name, min(value, len(chosen) // 2))
         elif name == "word_embed_proj_dim":
             setattr(small, name, small.hidden_size)
+        elif name == "attn_layer_indices" and value:
+            setattr(small, name, [1])
+        elif name == "attn_layer_period":
+            setattr(small, name, min(value, _LAYERS))
+            small.attn_layer_offset = small.attn_layer_offset % small.attn_layer_period
+        elif name == "hybrid_layer_ids":
+            small.attention_hidden_size = 2 * small.hidden_size
+            kinds = small.layers_block_type
+            setattr(small, name, [n for n, kind in enumerate(kinds) if kind == "hybrid"])
     _turn_early(small)
     return small
 
@@ -120,6 +144,53 @@ def _shrink_heads(config: Any) -> None:
         if getattr(config, name, None):
             setattr(config, name, fewer if keys < heads else 2)
     config.hidden_size = config.num_attention_heads * width
+
+
+def _shrink_recurrence(config: Any) -> None:
+    """Have few heads in the layers that keep a state, each as wide as before."""
+    keys, values = (getattr(config, f"linear_num_{kind}_heads", None) for kind in ("key", "value"))
+    if keys and values:
+        config.linear_num_key_heads = min(2, keys)
+        config.linear_num_value_heads = min(2, keys) * min(2, values // keys)
+    for names in _SCANS:
+        heads, width, groups, expand = (getattr(config, name, None) for name in names)
+        if not (isinstance(heads, int) and isinstance(width, int) and groups and expand):
+            continue
+        if not hasattr(config, "num_attention_heads"):
+            config.hidden_size = min(config.hidden_size, _HIDDEN)
+        # Some have them as wide as the model is, or some times that.
+        fewer = int(expand * config.hidden_size) // width
+        if getattr(config, "mamba_d_ssm", None):
+            fewer = min(4, heads)
+            config.mamba_d_ssm = fewer * width
+        if fewer % 2 == 0 and fewer < heads:
+            setattr(config, names[0], fewer)
+            setattr(config, names[2], min(2, groups))
+        break
+
+
+def _shrink_experts(config: Any) -> None:
+    """Have few experts, of which a token is still sent to several, and of several groups."""
+    counts = {name: getattr(config, name, None) for name in _EXPERTS}
+    many = [n for n, count in counts.items() if isinstance(count, int) and count > _FEW_EXPERTS]
+    if not many:
+        return
+    for name in many:
+        setattr(config, name, _FEW_EXPERTS)
+    top = _CHOSEN
+    if isinstance(zeros := getattr(config, "zero_expert_num", None), int):
+        config.zero_expert_num = min(zeros, _FEW_EXPERTS)
+    if (groups := getattr(config, "n_group", None)) and groups > 1:
+        # Each has two at least, which is how many some kinds compare in a group.
+        config.n_group = 4 if groups >= 4 else 2
+        config.topk_group = min(config.topk_group, config.n_group // 2)
+        top = min(top, config.topk_group * _FEW_EXPERTS // config.n_group)
+    for name in _TOP:
+        chosen = getattr(config, name, None)
+        if isinstance(chosen, int):
+            setattr(config, name, min(chosen, top))
+        elif isinstance(chosen, list):
+            setattr(config, name, [min(each, top) for each in chosen])
 
 
 def _turn_early(config: Any) -> None:
