@@ -244,17 +244,25 @@ def _with_cache(size: ModelSize, config: Mapping[str, Any]) -> ModelSize:
         near = layers.windowed
     if config.get("use_sliding_window") is False or not near:
         window = near = 0
-    of_layer = _cache_of_layer(config)
+    of_layer, of_heads = _latent(config), _cache_of_layer(config)
     return replace(
         size,
         layers=layers.count,
-        cache=layers.attending * of_layer,
+        cache=layers.attending * (of_layer or of_heads),
+        of_heads=layers.attending * of_heads if of_layer else None,
+        capped=of_heads if config.get("attn_logit_softcapping") else None,
         state=state_bytes(config),
         context=first(config, *_LENGTHS),
         window=window,
-        windowed=near * of_layer if window else 0,
+        windowed=near * (of_layer or of_heads) if window else 0,
         unstretched=original_length(config) or 0,
     )
+
+
+def _latent(config: Mapping[str, Any]) -> int:
+    """Return how many numbers of a token keys and values are made from; 0 if they are kept."""
+    latent = first(config, "kv_lora_rank")
+    return latent and latent + first(config, "qk_rope_head_dim")
 
 
 def _cache_of_layer(config: Mapping[str, Any]) -> int:
@@ -263,6 +271,9 @@ def _cache_of_layer(config: Mapping[str, Any]) -> int:
     hidden = first(config, "hidden_size", "n_embd", "d_model")
     width = first(config, "head_dim", "attention_head_dim") or (hidden // heads if heads else 0)
     key_heads = first(config, "num_key_value_heads", "num_kv_heads") or heads
+    if _latent(config):
+        key = sum(first(config, f"qk_{part}_head_dim") for part in ("nope", "rope"))
+        return heads * (key + (first(config, "v_head_dim") or width))
     return 2 * (1 if config.get("multi_query") else key_heads) * width
 
 

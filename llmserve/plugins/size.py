@@ -75,7 +75,8 @@ class ModelSize:
     layers: int = 0
     """How many layers it has, alike or nearly so; 0 if not known."""
     cache: int = 0
-    """How many numbers the keys and values of a token are, in all layers; 0 if not known."""
+    """How many numbers are kept of a token, in all layers: keys and values, or the latent that
+    they are made from (DeepSeek); 0 if not known."""
     context: int = 0
     """The most tokens of a prompt with its answer; 0 if not known."""
     window: int = 0
@@ -97,6 +98,11 @@ class ModelSize:
     kinds: Mapping[str, int] = field(default_factory=dict)
     """How many of the parameters in such a file have which type, such as ``Q4_K``."""
 
+    of_heads: int | None = None
+    """How many numbers the keys and values of a token are where ``cache`` is of their latent."""
+    capped: int | None = None
+    """How many of the numbers of ``cache`` one layer has, of a model whose layers cap their
+    attention scores."""
     packed: PackedSize | None = None
     """Those of its parameters that are quantised, in a checkpoint that is."""
     draft: ModelSize | None = None

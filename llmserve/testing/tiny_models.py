@@ -96,6 +96,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_chunk_size": 16,
         },
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **_NARROW,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 4,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
 }
 

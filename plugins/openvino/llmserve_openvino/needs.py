@@ -26,6 +26,8 @@ _KEPT = {
     "Q4_0": 5, "Q4_1": 6, "Q4_K": 6, "Q5_0": 9, "Q5_1": 9.25, "Q8_0": 9, "Q5_K": 9.25, "Q6_K": 10,
 }  # fmt: skip
 """Bits of a number of each type that stays as a GGUF file has it, with its share of a scale."""
+_CAPPED = 2 * _FLOAT32
+"""Bytes of each number of a layer that caps its scores: read from its pages, and put in order."""
 _WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 
 
@@ -44,10 +46,13 @@ def needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:
     # Beyond them it serves none. What is before a window stays in the cache.
     limits = (size.context, size.unstretched)
     tokens = min((limit for limit in limits if limit), default=_CONTEXT)
-    cache = size.cache * width * tokens
+    # Of a latent, it keeps the keys and values of all heads.
+    of_token = (size.of_heads or size.cache) * width
+    cache = of_token * tokens
     if limit := int(options["cache_gb"]) * _GB:
-        tokens = min(tokens, limit // (size.cache * width) if size.cache else tokens)
+        tokens = min(tokens, limit // of_token if of_token else tokens)
         cache = min(cache, limit)
+    cache += _CAPPED * (size.capped or 0) * tokens
     cached = Cached(
         size,
         tokens=tokens,

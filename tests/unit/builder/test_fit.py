@@ -394,6 +394,38 @@ def test_only_tokens_that_are_served_take_memory(
         assert needs.cache == tokens * 2 * 32 * 8 * 128 * 4, plugin
 
 
+_LATENT = {
+    "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "num_key_value_heads": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("described", "openvino", "hf"),
+    [
+        # transformers writes the width of a part of the heads.
+        ({**_LATENT, "head_dim": 64}, 32 * 8 * (128 + 64 + 128), 32 * (512 + 64)),
+        ({**_LATENT, "head_dim": None}, 32 * 8 * (128 + 64 + 128), 32 * (512 + 64)),
+        # What a layer has is read in float32 beside the cache, and put in order.
+        ({"attn_logit_softcapping": 50.0}, (32 + 2) * 2 * 8 * 128, 32 * 2 * 8 * 128),
+        ({"attn_logit_softcapping": None}, 32 * 2 * 8 * 128, 32 * 2 * 8 * 128),
+    ],
+)
+def test_a_token_takes_what_a_plugin_keeps_and_reads_of_it(
+    tmp_path: Path, described: dict[str, Any], openvino: int, hf: int
+) -> None:
+    model = sparse_llama(tmp_path / "model", hidden=1024, layers=32)
+    edit_json(model / "config.json", **described)
+    size, registry = size_of(str(model)), Registry.load()
+    assert size is not None
+    assert ModelSize.read(size.content()) == size
+    for plugin, numbers in (("openvino", openvino), ("hf", hf)):
+        options = {"dtype": "float32", "device": "cpu"}
+        needs = fit_needs(make_plan(BuildSpec(plugin, str(model), options=options), registry), size)
+        assert needs is not None
+        assert needs.cache == 4096 * numbers * 4, plugin
+
+
 _MAMBA_2 = {"conv_kernel": 4, "state_size": 128, "n_groups": 8, "expand": 2}
 _JAMBA = {"mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2}
 _QWEN3_NEXT = {

@@ -16,7 +16,7 @@ from llmserve.runtime import Chunk, Generation
 from llmserve.testing import generation
 from llmserve.testing.needs import plan_needs, read_size
 from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
-from llmserve_iterative.runner import StatesRunner, make_runner
+from llmserve_iterative.runner import StatesRunner, StoredPages, make_runner
 
 from .families import engine_of, expected, finish
 
@@ -180,6 +180,18 @@ def test_the_plan_of_memory_counts_what_is_allocated(
     assert cache_of(5, 0) == pages + 5 * size.state
     assert 0 <= pages + 5 * size.state + 1_000_000 - cache_of(5, 1) < size.state
     assert cache_of(1, 0) == pages + size.state
+
+
+def test_a_plan_counts_the_latent_that_is_kept(tmp_path: Path) -> None:
+    model = make_model("deepseek_v3")
+    model.save_pretrained(tmp_path)
+    size = size_in(tmp_path)
+    assert size is not None
+    runner = make_runner(model, 128)
+    assert isinstance(runner, StoredPages)
+    runner.run([Chunk(SYSTEM[:40], 0, [0, 1, 2])])
+    assert len(runner.read_page(0)) == size.cache * runner.page_size * 4
+    assert size.of_heads == 2 * 4 * (8 + 8 + 4)
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2", "mamba"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from llmserve.builder.size import size_in
 from llmserve.graphs import StoredWeights, parts
 from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner, StateRunner, run_batch
@@ -215,6 +216,20 @@ def test_a_capped_model_generates_as_the_original_does() -> None:
         while engine.busy:
             assert not engine.step().failed
         assert [request.token_ids for request in found] == expected
+
+
+def test_a_plan_counts_what_pages_have_of_a_latent(tmp_path: Path) -> None:
+    """The keys and values of all heads, and not the latent that they are made from."""
+    model = other_model("deepseek_v3")
+    model.save_pretrained(tmp_path)
+    size = size_in(tmp_path)
+    assert size is not None
+    assert size.of_heads
+    converted = convert(model, StoredWeights(model))
+    page = size.of_heads * PAGE_SIZE * 4
+    for limit, pages in ((10 * page, 10), (10 * page - 1, 9)):
+        runner = make_runner(converted, EXACT, cache_tokens=99, cache_bytes=limit, sequences=1)
+        assert runner.page_count == pages
 
 
 @pytest.mark.parametrize(("kind", "near"), [("f16", 0.02), ("u8", None)])
