@@ -110,15 +110,18 @@ def test_a_disconnected_client_frees_the_engine(triton: LiveTriton, converted: P
     assert time.perf_counter() - started < seconds / 2
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba"])
-def test_a_model_with_states_gives_the_answers_of_generate(
+@pytest.mark.parametrize(
+    "family", ["mistral", "qwen2_moe", "gemma2", "deepseek_v3", "qwen3_next", "mamba"]
+)
+def test_each_kind_of_model_gives_the_answers_of_generate(
     triton: LiveTriton, tmp_path: Path, family: str
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     tokenizer.save_pretrained(tmp_path)
     make_model(family, vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     hf = triton.build("hf", str(tmp_path))
-    # There is space for fewer states than requests, and a guesser that is not asked.
+    # There is space for fewer than all requests, and a guesser: where states are kept, it is not
+    # asked.
     model = triton.build("openvino", str(tmp_path), max_sequences=2, prompt_lookup=3)
     expected = [triton.client.generate(hf, p, max_tokens=24).text for p in PROMPTS]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
