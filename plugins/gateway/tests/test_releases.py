@@ -456,9 +456,9 @@ def test_a_release_goes_on_with_what_it_had() -> None:
     for wrong in ({"stage": "fine"}, {"share": 0}, {"compared": -1}, {"builds": ["x"]}):
         with pytest.raises((ValueError, KeyError, TypeError)):
             Release(plan, Tolerances()).go_on(kept | wrong)
-    for wrong in ({"seen": -1}, {"worse": [0.0]}, {"sum": float("nan")}, {"verdict": "good"}):
+    for part in ({"seen": -1}, {"worse": [0.0]}, {"sum": float("nan")}, {"verdict": "good"}):
         evidence = dict(kept["evidence"])
-        evidence["answers"] = evidence["answers"] | wrong
+        evidence["answers"] = evidence["answers"] | part
         with pytest.raises(ValueError, match="no evidence"):
             Release(plan, Tolerances()).go_on(kept | {"evidence": evidence})
 

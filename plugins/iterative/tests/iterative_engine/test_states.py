@@ -185,8 +185,7 @@ def test_the_plan_of_memory_counts_what_is_allocated(
 def test_a_plan_counts_the_latent_that_is_kept(tmp_path: Path) -> None:
     model = make_model("deepseek_v3")
     model.save_pretrained(tmp_path)
-    size = size_in(tmp_path)
-    assert size is not None
+    size = read_size(tmp_path)
     runner = make_runner(model, 128)
     assert isinstance(runner, StoredPages)
     runner.run([Chunk(SYSTEM[:40], 0, [0, 1, 2])])

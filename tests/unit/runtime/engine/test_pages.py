@@ -33,12 +33,12 @@ class Pool:
             pool.release(pages, longer=longer)
             return None
         for start in range(found * SIZE, len(ids), SIZE):
-            page = pool.take(*pages[-1:], longer=longer)
-            assert page is not None
-            assert not any(page in others for others, _ in self.held)
-            pages.append(page)
-            self.written[page] = ids[: start + SIZE]
-            content = pool.publish(page, content, tuple(ids[start : start + SIZE]))
+            taken = pool.take(*pages[-1:], longer=longer)
+            assert taken is not None
+            assert not any(taken in others for others, _ in self.held)
+            pages.append(taken)
+            self.written[taken] = ids[: start + SIZE]
+            content = pool.publish(taken, content, tuple(ids[start : start + SIZE]))
         self.held.append((pages, longer))
         return found
 
