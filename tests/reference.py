@@ -30,7 +30,7 @@ choice: Triton batches only requests that carry the same optional inputs. A list
 be sent as JSON. A model has those that its generator supports, and refuses the others by name.
 The last column is the field of the gateway's APIs, with its limits if they are narrower. Where it
 is empty, the gateway has no such field, or one of another kind: `messages`, `max_tokens`,
-`logprobs`, `echo` and `chat_template_kwargs`.
+`logprobs`, `echo`, `suffix` and `chat_template_kwargs`.
 
 | option | value | default | use | gateway |
 |---|---|---|---|---|

@@ -73,6 +73,9 @@ SILENT_SECONDS = 20.0
     multiple=True,
     help="An image to ask about, of a model that reads them (repeatable); implies --chat.",
 )
+@click.option(
+    "--suffix", metavar="TEXT", help="What follows: fill in what is between the prompt and it."
+)
 @click.option("--timeout", type=float, help="Timeout of the whole request in seconds.")
 @click.option(
     "--queue-timeout", type=float, help="Timeout in the queue in seconds, if the model allows it."
@@ -149,6 +152,7 @@ def query(
     llmserve query seeing "What is this?" --image photo.jpg
     llmserve query demo --file prompts.txt --max-tokens 32 --json
     llmserve query demo "Once upon a time" --set repetition_penalty=1.2
+    llmserve query coder "def add(a, b):" --suffix "print(add(1, 2))"
     llmserve query minilm --file texts.txt --npy vectors.npy
     llmserve query ranker "Where do cats sleep?" --pair "On the sofa." --pair "At noon."
     """
@@ -160,6 +164,9 @@ def query(
     if pin is not None and (openai or not is_fingerprint(pin)):
         what = "--openai has no --pin" if openai else f"{pin} is not a fingerprint"
         raise UsageError(what, hint=f"llmserve list {model} prints one, as passport")
+    if options["suffix"] is not None and (chat or system is not None):
+        flag = "--chat" if system is None else "--system"
+        raise UsageError("--suffix is for a text, not for a message", hint=f"leave out {flag}")
     if prompts and prompt is not None:
         raise UsageError("a prompt and --file cannot be combined", hint="give one of them")
     schema = json_schema.read() if json_schema else None

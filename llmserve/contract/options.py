@@ -276,6 +276,14 @@ class RequestOptions:
     normalize: bool | None = _option(
         "flag", "vector", "Whether embeddings have the length 1.", api="normalize"
     )
+    suffix: str | None = _option(
+        "text", "", "The text that follows the answer: the model fills in what is between the "
+        "prompt and it, if its tokenizer has tokens for that.", of_tokens=True,
+    )  # fmt: skip
+    extra_files: str | None = _option(
+        "text", "", "With suffix: other files of the project, as a JSON list of "
+        '{"filename": …, "text": …}.', json=True, of_tokens=True,
+    )  # fmt: skip
     # What OpenAI's API means by a request without a length. A length that the build sets holds.
     fill_context: bool = _option(
         "flag", "", "Without max_tokens, an answer may take what is left of the context.", False,
@@ -314,6 +322,8 @@ CALL_MARKS = OPTIONS["call_marks"].name
 CALL_SCHEMA = OPTIONS["call_schema"].name
 CACHE_SALT = OPTIONS["cache_salt"].name
 KEEP_LONGER = OPTIONS["keep_longer"].name
+SUFFIX = OPTIONS["suffix"].name
+EXTRA_FILES = OPTIONS["extra_files"].name
 OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
 SHARED_STREAM = OPTIONS["shared_stream"].name
 _OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)

@@ -12,6 +12,7 @@ from llmserve.contract.options import API_NAMES as API_NAMES
 from llmserve.contract.options import BIASES as BIASES
 from llmserve.contract.options import CACHE_SALT as CACHE_SALT
 from llmserve.contract.options import ENGINE_OPTIONS as ENGINE_OPTIONS
+from llmserve.contract.options import EXTRA_FILES as EXTRA_FILES
 from llmserve.contract.options import FILL_CONTEXT as FILL_CONTEXT
 from llmserve.contract.options import FORMS as FORMS
 from llmserve.contract.options import IMAGE_URL as IMAGE_URL
@@ -28,6 +29,7 @@ from llmserve.contract.options import PROMPT_NAME as PROMPT_NAME
 from llmserve.contract.options import PROMPT_ONLY as PROMPT_ONLY
 from llmserve.contract.options import SAMPLING as SAMPLING
 from llmserve.contract.options import STOP_WORDS as STOP_WORDS
+from llmserve.contract.options import SUFFIX as SUFFIX
 from llmserve.contract.options import TEXT_FORMAT_INPUTS as TEXT_FORMAT_INPUTS
 from llmserve.contract.options import TRUNCATE as TRUNCATE
 from llmserve.contract.options import RequestOption as RequestOption

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from llmserve.contract.tasks import TOKENS
 from llmserve.contract.tensors import Tensor
+from llmserve.runtime.answer.fill_in import File, FillIn
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.logprobs import Logprob
 from llmserve.runtime.answer.params import Params
@@ -38,6 +39,18 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids without special tokens."""
+
+
+class FillInTokenizer(Tokenizer, Protocol):
+    """A tokenizer whose model writes what is missing between two texts, if ``fill_in`` is set."""
+
+    fill_in: FillIn | None
+
+    def encode_fill_in(self, prefix: str, suffix: str, files: Sequence[File]) -> list[int]:
+        """Return the ids of a prompt with a gap.
+
+        No text of it may have the ids of special tokens, whatever it says.
+        """
 
 
 class PairTokenizer(Tokenizer, Protocol):

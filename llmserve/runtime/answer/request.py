@@ -9,9 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 from llmserve.contract.bounded_json import parse_json
-from llmserve.contract.options import ALIASES, DEFAULT_LENGTH, OPTIONS
+from llmserve.contract.options import (
+    ALIASES,
+    DEFAULT_LENGTH,
+    EXTRA_FILES,
+    FORMS,
+    OPTIONS,
+    SUFFIX,
+)
 from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer import reading
+from llmserve.runtime.answer.fill_in import File, FillIn
 from llmserve.runtime.answer.params import READERS, Params, check_text, read_params
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.protocols import Parts, Tokenizer
@@ -32,6 +40,8 @@ class Prompt:
     segments: list[int] | None = None
     images: Any = None
     """What the generator has made of its images."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end this answer besides the model's own."""
 
 
 @panics_as_errors()
@@ -74,7 +84,7 @@ def read_prompts(
         if parts.answers != TOKENS:
             pair = None if pairs is None else _text(pairs.reshape(-1)[row], "text_pair")
             prompts.append(_value_prompt(text, pair, params, parts))
-        elif empty and not (text or messages or params.input_ids):
+        elif empty and params.suffix is None and not (text or messages or params.input_ids):
             prompts.append(Prompt("", [], params))
         else:
             prompts.append(_prompt(text, messages, params, parts))
@@ -97,6 +107,8 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
         about["labels"] = getattr(parts.formatter, "labels", None)
         about["prompts"] = [*getattr(parts.tokenizer, "prompts", ())]
         about["special_tokens"] = getattr(parts.tokenizer, "special_tokens", None)
+        fill_in: FillIn | None = getattr(parts.tokenizer, "fill_in", None)
+        about["fill_in"] = fill_in and fill_in.family.name
         about["built"] = parts.built
         about["adapters"] = [*getattr(parts.generator, "adapters", ())]
     return json.dumps(about, ensure_ascii=False)
@@ -151,6 +163,8 @@ def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
 
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     tokenizer = parts.tokenizer
+    if params.suffix is not None:
+        return _gap(text, params.suffix, params, parts, has_messages=bool(messages))
     _refuse_long(text or f"{messages or ''}{params.chat_template_kwargs or ''}", parts)
     if params.image_url and (params.input_ids or not messages):
         raise invalid_value("image_url", "needs messages that show the images")
@@ -184,8 +198,50 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     return Prompt(text, ids, params)
 
 
+def _gap(before: str, after: str, params: Params, parts: Parts, *, has_messages: bool) -> Prompt:
+    """Read a prompt with a gap between two texts, which the answer fills in."""
+    tokenizer: Any = parts.tokenizer
+    fill_in: FillIn | None = getattr(tokenizer, "fill_in", None)
+    if fill_in is None:
+        problem = "suffix: this model fills in no gap, because its tokenizer has no tokens for that"
+        raise RequestError(problem, code="unsupported_option", param=SUFFIX)
+    if has_messages or params.input_ids or params.image_url:
+        other = "messages" if has_messages else "input_ids" if params.input_ids else "image_url"
+        problem = f"suffix is for a prompt of text: leave out {other}"
+        raise RequestError(problem, code="conflicting_options", param=SUFFIX)
+    form = next((row.name for row in FORMS if getattr(params, row.name)), "")
+    if form:
+        # Its end is that of whole answers, and a gap's is another.
+        problem = f"suffix: what fills a gap cannot be constrained, leave out {form}"
+        raise RequestError(problem, code="conflicting_options", param=SUFFIX)
+    files = _files(params.extra_files)
+    _refuse_long("".join((*(file.name + file.text for file in files), before, after)), parts)
+    ids = tokenizer.encode_fill_in(before, after, files)
+    return Prompt(before, ids, params, ends=fill_in.ends)
+
+
+def _files(value: str | None) -> list[File]:
+    try:
+        items = parse_json(value) if value else []
+    except (ValueError, RecursionError) as error:
+        raise invalid_value(EXTRA_FILES, f"cannot be read as JSON: {error}") from None
+    if not isinstance(items, list) or not all(map(_is_file, items)):
+        raise invalid_value(EXTRA_FILES, 'takes a JSON list of {"filename": …, "text": …}')
+    check_text(EXTRA_FILES, json.dumps(items, ensure_ascii=False))
+    return [File(item.get("filename", "tmp"), item["text"]) for item in items]
+
+
+def _is_file(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        return False
+    return isinstance(value.get("filename", ""), str)
+
+
 def _value_prompt(text: str, pair: str | None, params: Params, parts: Parts) -> Prompt:
     """Read a prompt of a model that answers with values: it has no messages and no template."""
+    if params.suffix is not None:
+        problem = "suffix: this model answers with values, and fills in no gap"
+        raise RequestError(problem, code="unsupported_option", param=SUFFIX)
     if params.input_ids:
         for name, value in (("text_pair", pair), ("prompt_name", params.prompt_name)):
             # Where pairs are usual, Triton asks for an empty one.

@@ -83,7 +83,9 @@ class Job:
             prompt.ids,
             prompt.params,
             max_tokens=limit,
-            eos_ids=prompt.params.ends(parts.generator.eos_ids | parts.tokenizer.eos_ids),
+            eos_ids=prompt.params.ends(
+                parts.generator.eos_ids | parts.tokenizer.eos_ids | prompt.ends
+            ),
             decode=parts.tokenizer.decode,
             prompt=prompt.text,
             segments=prompt.segments,

@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from llmserve.runtime.answer.fill_in import File, find_fill_in
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.location import located
 
@@ -23,6 +26,8 @@ _MARK = re.compile(
 _CHANNEL = "<|channel|>"
 _HEADERS = {_CHANNEL, "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"}
 
+# What no vocabulary joins with a text after it.
+_ANCHOR = "☺"
 _ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
 
 
@@ -49,6 +54,15 @@ class TransformersTokenizer:
         self._visible = {i for i, text in special.items() if _MARK.search(text) or text in marks}
         self._visible -= self.eos_ids
         self._hidden = (special.keys() - self._visible) | self.eos_ids
+        self.fill_in = find_fill_in(self._id_of)
+        # What no text of a gap may become; vocabularies do not call all of these special.
+        marks_of_gaps = self.fill_in.ids if self.fill_in else {}
+        unknown = getattr(self._tokenizer, "unk_token", None)
+        reserved = {text: i for i, text in special.items() if text != unknown} | marks_of_gaps
+        self._reserved = frozenset(reserved.values())
+        # That of CodeLlama makes a gap of a word as well.
+        names = {*reserved, getattr(self._tokenizer, "fill_token", None) or ""}
+        self._names = "|".join(re.escape(name) for name in names if len(name) > 1)
         self.prompts: Mapping[str, str] = settings.get("prompts", {})
         self.default_prompt: str | None = settings.get("default_prompt")
         self._lowercase = bool(settings.get("lowercase", False))
@@ -174,6 +188,49 @@ class TransformersTokenizer:
         except Exception:  # templates raise arbitrary errors through Jinja
             return False
         return _MARKED in text
+
+    def encode_fill_in(self, prefix: str, suffix: str, files: Sequence[File]) -> list[int]:
+        """Return the ids of a prompt with a gap; only its marks have the ids of special tokens."""
+        if self.fill_in is None:
+            problem = "this tokenizer has no tokens to fill in a gap"
+            raise RequestError(problem, code="unsupported_option", param="suffix")
+        bos = self._tokenizer.bos_token_id
+        begins = [bos] if bos is not None and self.encode("")[:1] == [bos] else []
+        return [*begins, *self.fill_in.prompt(prefix, suffix, files, self._encode_plain)]
+
+    def _encode_plain(self, text: str, goes_on: bool) -> list[int]:
+        """Return the ids of a text that has no special tokens, whatever it says.
+
+        One that ``goes_on`` gets no space before it, which some vocabularies put before every text.
+        """
+        begin = self._continued if goes_on else partial(self.encode, special=False)
+        ids = begin(text)
+        if self._reserved.isdisjoint(ids):
+            return ids
+        # Cut within each of their names, so that none is whole.
+        found = re.finditer(f"(?={self._names})", text)
+        cuts = [0, *(name.start() + 1 for name in found), len(text)]
+        first, *others = (text[start:end] for start, end in pairwise(cuts))
+        ids = begin(first) + [token for piece in others for token in self._continued(piece)]
+        if not self._reserved.isdisjoint(ids):
+            raise invalid_value("suffix", "needs texts without the model's special tokens")
+        return ids
+
+    def _continued(self, text: str) -> list[int]:
+        """Return the ids of a text as they are in the middle of a line."""
+        first = self._tokenizer.convert_ids_to_tokens(self.encode("a", special=False)[:1])
+        if first == ["a"] or not text:
+            return self.encode(text, special=False)
+        anchor = self.encode(_ANCHOR, special=False)
+        ids = self.encode(_ANCHOR + text, special=False)
+        is_apart = ids[: len(anchor)] == anchor
+        return ids[len(anchor) :] if is_apart else self.encode(text, special=False)
+
+    def _id_of(self, text: str) -> int | None:
+        """Return the id of a token by its text in the vocabulary; None if it has none."""
+        token = self._tokenizer.convert_tokens_to_ids(text)
+        is_known = isinstance(token, int) and self._tokenizer.convert_ids_to_tokens(token) == text
+        return token if is_known else None
 
     def tokenizer_json(self) -> str | None:
         """Return the content of tokenizer.json; None for a tokenizer written in Python."""

@@ -41,7 +41,7 @@ from llmserve_gateway.generation_fields import (
     sampling,
     unaffected,
 )
-from llmserve_gateway.openai_answers import dump, dump_text
+from llmserve_gateway.openai_answers import dump, dump_text, without_stop_word
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.text_requests import ParsedRequest, Thinking
 from llmserve_gateway.usage import CACHED, Usage
@@ -385,13 +385,10 @@ class MessagesWriter:
         """Return the text without the stop word at its end, and record why the answer ended."""
         if answer.finish_reason:
             self._stop["stop_reason"] = _REASONS.get(answer.finish_reason, "end_turn")
-        if answer.finish_reason == "stop":
-            matches = [word for word in self._stop_words if answer.text.endswith(word)]
-            if matches:
-                word = max(matches, key=len)
-                self._stop = {"stop_reason": "stop_sequence", "stop_sequence": word}
-                return answer.text.removesuffix(word)
-        return answer.text
+        text, word = without_stop_word(answer, self._stop_words)
+        if word is not None:
+            self._stop = {"stop_reason": "stop_sequence", "stop_sequence": word}
+        return text
 
 
 def _thought(text: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ _OPTIONAL = (
     "labels",
     "prompts",
     "special_tokens",
+    "fill_in",
     "built",
     "adapters",
 )
@@ -243,6 +244,11 @@ class Catalog:
         """Return the texts of a model's special tokens, and the ids ``around`` each text."""
         tokens = (await self._description(name)).get("special_tokens")
         return tokens if isinstance(tokens, dict) else {}
+
+    async def fills_in(self, name: str) -> bool:
+        """Return whether a model writes what is between two texts; True if it cannot be asked."""
+        said = await self._description(name)
+        return self.health(name).description is None or bool(said.get("fill_in"))
 
     async def labels(self, name: str) -> list[str]:
         """Return the labels of a classifier in the order of its classes, if it reports them."""

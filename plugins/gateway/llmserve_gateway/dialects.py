@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 from llmserve.client import ModelInfo, ToolFormats
 from llmserve.runtime.contract import ADAPTER
 from llmserve_gateway.catalog import Catalog
-from llmserve_gateway.errors import ApiError
+from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import Reads
 from llmserve_gateway.keys import Key
 from llmserve_gateway.model_names import Named
@@ -78,6 +78,18 @@ class Dialect(ABC, Generic[R]):
         self, models: Models, info: ModelInfo, request: R, reply: Reply, timeout: float | None
     ) -> tuple[Usage, Awaitable[None]]:
         """Return what counts an answer, and what asks the model for it and sends it."""
+
+
+async def model_for(models: Models, key: Key | None, tasks: Sequence[str]) -> str:
+    """Return the model of a request that names none, as the servers of its API have only one."""
+    infos = await models.catalog.offered()
+    fitting = [info for info in infos if info.task in tasks]
+    first = [info for info in fitting if info.task == tasks[0]] or fitting
+    names = [info.name for info in first if not (key and key.models) or info.name in key.models]
+    if len(names) != 1:
+        what = "there are several models for this" if names else "no model is for this"
+        raise bad_request(f"{what}: send model", "model")
+    return names[0]
 
 
 def with_named(request: R, named: Named) -> R:

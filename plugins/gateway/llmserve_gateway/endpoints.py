@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, GENERATE, RERANK
-from llmserve_gateway import anthropic, ollama, ollama_requests, responses
+from llmserve_gateway import anthropic, llama_cpp, ollama, ollama_requests, responses
 from llmserve_gateway.adapter_changes import ADDITION, REMOVAL
 from llmserve_gateway.batches.routes import NEW_BATCH, BatchRoutes
 from llmserve_gateway.batches.uploads import UPLOAD
@@ -126,7 +126,12 @@ _OLLAMA_EMBEDDING = replace(
     _OLLAMA_EMBED, read=ollama_requests.read_embedding, new_writer=ollama.VectorWriter
 )
 
-# By all names that these have in the APIs of OpenAI, Jina, Cohere, vLLM, Hugging Face and Ollama.
+_INFILL = llama_cpp.InfillDialect(
+    read=llama_cpp.read_infill, new_writer=llama_cpp.InfillWriter, operation="text_completion"
+)
+
+# By all names that these have in the APIs of OpenAI, Jina, Cohere, vLLM, Hugging Face, Ollama and
+# llama.cpp.
 ASKED: Sequence[Endpoint[Dialect[Any]]] = (
     _asked("/v1/chat/completions", "Answer a conversation", CHAT, of=GENERATE),
     _asked("/v1/completions", "Continue a text", COMPLETION),
@@ -145,6 +150,7 @@ ASKED: Sequence[Endpoint[Dialect[Any]]] = (
     _asked("/api/generate", "Answer a prompt, in Ollama's format", _OLLAMA_TEXT),
     _asked("/api/embed", "The embeddings of texts, in Ollama's format", _OLLAMA_EMBED),
     _asked("/api/embeddings", "The same of one text, as older clients ask", _OLLAMA_EMBEDDING),
+    _asked("/infill", "Fill in what is between two texts, as llama.cpp's server does", _INFILL),
 )  # fmt: skip
 """Those that ask a model for an answer."""
 

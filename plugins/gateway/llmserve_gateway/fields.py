@@ -216,6 +216,18 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
+def any_text(name: str, help: str) -> Field[str]:
+    """A text that may be empty, as it is if it is not sent."""
+    return Field(name, help, _any_text, STRING, absent="")
+
+
+def _any_text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be a string", name)
+    check_encodable(value, name)
+    return value
+
+
 def flag(name: str, help: str) -> Field[bool]:
     """True or false, which it is if it is not sent."""
     return Field(name, help, check_flag, {"type": "boolean"}, absent=False)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import EMBED, INT32, OPTIONS, TRUNCATE
+from llmserve.runtime.contract import EMBED, INT32, OPTIONS, SUFFIX, TRUNCATE
 from llmserve_gateway.conversations import (
     CONTENT,
     Conversation,
@@ -22,7 +22,7 @@ from llmserve_gateway.fields import (
     Body,
     Field,
     Values,
-    check_encodable,
+    any_text,
     check_flag,
     flag,
     ignored,
@@ -135,13 +135,6 @@ def _address(image: Any, where: str) -> str:
 # Fields
 
 
-def _plain(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise bad_request(f"{name} must be a string", name)
-    check_encodable(value, name)
-    return value
-
-
 def _is_zero(value: Any, name: str) -> bool:
     """Return whether a model is to be unloaded at once."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -237,12 +230,10 @@ _MESSAGES: Field[Conversation] = Field(
     absent=Conversation([], []),
 )  # fmt: skip
 CHAT = Body(_MESSAGES, TOOL_LIST, *_SHARED)
-_PROMPT: Field[str] = Field(
-    "prompt", "What the model answers; without it, the model is only loaded.", _plain, STRING,
-    absent="",
-)  # fmt: skip
-_SYSTEM: Field[str] = Field(
-    "system", "What the system says before the prompt.", _plain, STRING, absent=""
+_PROMPT = any_text("prompt", "What the model answers; without it, the model is only loaded.")
+_SYSTEM = any_text("system", "What the system says before the prompt.")
+_SUFFIX = any_text(
+    "suffix", "What follows: the model fills in what is between the prompt and it, if it can."
 )
 _RAW = flag("raw", "Continue the prompt as it is, without the model's template.")
 _IMAGES: Field[list[str]] = Field(
@@ -252,11 +243,11 @@ _IMAGES: Field[list[str]] = Field(
 TEXT = Body(
     _PROMPT,
     _SYSTEM,
+    _SUFFIX,
     _RAW,
     _IMAGES,
     *_SHARED,
     *refused(_TEMPLATES, "template"),
-    *refused("models only continue a prompt", "suffix"),
     *refused("send the conversation to /api/chat", "context"),
 )
 
@@ -270,11 +261,13 @@ def read_chat(values: Values) -> ParsedRequest:
 @reads(TEXT)
 def read_text(values: Values) -> ParsedRequest:
     prompt, system, images = values[_PROMPT], values[_SYSTEM], values[_IMAGES]
-    if values[_RAW]:
+    is_raw, suffix = values[_RAW], values[_SUFFIX]
+    if is_raw or suffix:
         if system or images:
             name = "system" if system else "images"
-            raise bad_request(f"{name}: raw is a prompt as it is, without any template", name)
-        return _parsed(values, Conversation([], []), prompt)
+            how = "raw is a prompt as it is" if is_raw else "what is around a gap is read as it is"
+            raise bad_request(f"{name}: {how}, without any template", name)
+        return _parsed(values, Conversation([], []), prompt, suffix)
     parts = [*({"type": "image"} for _ in images), {"type": "text", "text": prompt}]
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": parts if images else prompt})
@@ -283,14 +276,19 @@ def read_text(values: Values) -> ParsedRequest:
 
 
 def _parsed(
-    values: Values, conversation: Conversation, prompt: str = "", given: Any = None
+    values: Values,
+    conversation: Conversation,
+    prompt: str = "",
+    suffix: str = "",
+    given: Any = None,
 ) -> ParsedRequest:
     model, asked = name_of(values[MODEL])
     messages, more = conversation.messages, values[_OPTIONS]
-    if values[_KEEP_ALIVE] and not (messages or prompt):
+    only_loads = not (messages or prompt or suffix)
+    if values[_KEEP_ALIVE] and only_loads:
         what = "keep_alive: no request unloads a model here but POST /models/unload"
         raise bad_request(what, "keep_alive")
-    options = {**more.options}
+    options = {**more.options, **({SUFFIX: suffix} if suffix else {})}
     form = values[_FORMAT]
     if form is not None:
         options |= form.options
@@ -311,7 +309,7 @@ def _parsed(
         tools=tools,
         prompts=[prompt],
         thinking=thinking if messages else Thinking(),
-        only_loads=not (messages or prompt),
+        only_loads=only_loads,
         sent={**(form.sent if form else {}), "max_tokens": "num_predict"},
         unknown=values.unknown | {f"options.{name}" for name in more.unknown},
     )

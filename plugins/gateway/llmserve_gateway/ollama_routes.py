@@ -93,6 +93,7 @@ class OllamaRoutes:
         with suppress(LLMServeError, ApiError):
             info = await self._gateway.catalog.info(model)
             found += ["vision"] if IMAGE_URL.name in info.inputs else []
+            found += ["insert"] if await self._gateway.catalog.fills_in(model) else []
             found += ["thinking"] if await self._gateway.tools.thinks(info) else []
         return found
 

@@ -223,6 +223,16 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
+def without_stop_word(answer: Completion | Piece, words: Sequence[str]) -> tuple[str, str | None]:
+    """Return a text without the stop word at its end, and that word if the answer ended with it."""
+    if answer.finish_reason == "stop":
+        matches = [word for word in words if answer.text.endswith(word)]
+        if matches:
+            word = max(matches, key=len)
+            return answer.text.removesuffix(word), word
+    return answer.text, None
+
+
 def reason(finish_reason: str) -> str:
     """Return OpenAI's name for a finish reason."""
     # A client that cancels does not read its answer; after a deadline the answer is truncated.

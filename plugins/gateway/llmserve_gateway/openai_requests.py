@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmserve.runtime.contract import OPTIONS
+from llmserve.runtime.contract import OPTIONS, SUFFIX
 from llmserve_gateway.conversations import MESSAGES, Conversation, read_messages
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
@@ -12,6 +12,7 @@ from llmserve_gateway.fields import (
     Body,
     Field,
     Values,
+    any_text,
     flag,
     is_ids,
     length,
@@ -151,6 +152,9 @@ _LOGPROBS = option(OPTIONS["logprobs"])
 _MAX_NEW_TOKENS = length("max_tokens", "The longest answer, in tokens; 0 needs echo.", low=0)
 _ECHO = flag("echo", "Return the prompt before its continuation.")
 _BEST_OF = whole("best_of", "Either 1 or n.", 1)
+_SUFFIX = any_text(
+    "suffix", "What follows: the model fills in what is between the prompt and it, if it can."
+)
 
 COMPLETION = Body(
     _PROMPT,
@@ -160,9 +164,9 @@ COMPLETION = Body(
     _LOGPROBS,
     _ECHO,
     _BEST_OF,
+    _SUFFIX,
     *_SHARED,
     *refused("only chats tell the thinking from the answer", BUDGET),
-    *refused("models only continue a prompt", "suffix"),
 )
 
 
@@ -180,10 +184,17 @@ def read_completion(values: Values) -> ParsedRequest:
         options["prompt_logprobs"] = top_logprobs
     if values[_BEST_OF] not in (None, 1, values[_COUNT]):
         raise bad_request("best_of must be 1 or equal to n", "best_of")
+    prompts = values[_PROMPT]
+    if values[_SUFFIX]:
+        if echo:
+            raise bad_request("echo: what is around a gap is not sent back", "echo")
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise bad_request("suffix needs a prompt of text, not of token ids", "suffix")
+        options[SUFFIX] = values[_SUFFIX]
     return _parsed(
         values,
         options,
-        values[_PROMPT],
+        prompts,
         echo=echo,
         echo_only=max_tokens == 0,
         logprobs=top_logprobs is not None,

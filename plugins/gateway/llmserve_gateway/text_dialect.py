@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import Completion, ModelInfo, Piece, read_calls, stream_calls
 from llmserve.errors import LLMServeError
-from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32, KEEP_LONGER
+from llmserve.runtime.contract import (
+    FILL_CONTEXT,
+    INCLUDE_STOP,
+    INT32,
+    KEEP_LONGER,
+    SUFFIX,
+)
 from llmserve_gateway.dialects import Dialect, Models
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.openai_requests import BUDGET
@@ -61,6 +67,7 @@ class TextDialect(Dialect[ParsedRequest]):
         timeout: float | None,
     ) -> tuple[Usage, Awaitable[None]]:
         request = await _with_thinking(models, info, request)
+        await _check_fills_in(models, info, request)
         options = await models.tools.place(info, request.options, request.tools)
         new_reader = await models.tools.readers(info, request.tools, options)
         request = replace(
@@ -211,6 +218,16 @@ async def _with_thinking(models: Models, info: ModelInfo, request: ParsedRequest
     if thinking.budget is not None and _constrains(info):
         options.setdefault(BUDGET, thinking.budget)
     return replace(request, options=options)
+
+
+async def _check_fills_in(models: Models, info: ModelInfo, request: ParsedRequest) -> None:
+    """Refuse a gap that a model cannot fill: one that knows of none would write as if at an end."""
+    if SUFFIX not in request.options:
+        return
+    if not (info.made_by_llmserve and await models.catalog.fills_in(info.name)):
+        name = request.sent.get(SUFFIX, SUFFIX)
+        what = f"{name}: {info.name!r} fills in no gap, its tokenizer has no tokens for that"
+        raise bad_request(what, name)
 
 
 def _constrains(info: ModelInfo) -> bool:

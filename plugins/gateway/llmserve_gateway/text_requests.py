@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import ADAPTER, GENERATE, IMAGE_URL
+from llmserve.runtime.contract import ADAPTER, EXTRA_FILES, GENERATE, IMAGE_URL, SUFFIX
 from llmserve_gateway.stored_responses import ResponseState
 
 MAX_ANSWERS = 128
@@ -47,7 +47,7 @@ class ParsedRequest:
 
     ``options`` are those of the tensor contract. A prompt is a text, or token ids.
     ``echo_only`` requests return nothing but their prompt; ``report_stop_word`` requests return
-    the stop word that ended the answer; ``echoed_fields`` are repeated in the response. ``sent``
+    the stop word that ended the answer; ``echoed_fields`` are for the response alone. ``sent``
     maps names of the contract to the fields that the client used, where those vary.
     """
 
@@ -131,7 +131,9 @@ class ParsedRequest:
         if messages := self.options.get("messages"):
             content = [messages, self.options.get("chat_template_kwargs")]
             return len(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
-        return sum(
+        beside = (self.options.get(name) or "" for name in (SUFFIX, EXTRA_FILES))
+        size = sum(len(text.encode(errors="replace")) for text in beside) * len(self.prompts)
+        return size + sum(
             len(prompt.encode(errors="replace"))
             if isinstance(prompt, str)
             else len(prompt) * BYTES_PER_TOKEN

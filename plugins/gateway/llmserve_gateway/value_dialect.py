@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from llmserve.client import ModelInfo
 from llmserve.errors import ContextLengthError
 from llmserve.runtime.contract import CLASSIFY, RERANK, TRUNCATE
-from llmserve_gateway.dialects import Dialect, Models
+from llmserve_gateway.dialects import Dialect, Models, model_for
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import Key
 from llmserve_gateway.reply import Reply, RequestRecord
@@ -32,15 +32,7 @@ class ValueDialect(Dialect[ValueRequest]):
         )
         if request.model:
             return request
-        # The servers of this API have one model, which no request names.
-        infos = await models.catalog.offered()
-        fitting = [info for info in infos if info.task in request.tasks]
-        first = [info for info in fitting if info.task == request.tasks[0]] or fitting
-        names = [info.name for info in first if not (key and key.models) or info.name in key.models]
-        if len(names) != 1:
-            what = "there are several models for this" if names else "no model is for this"
-            raise bad_request(f"{what}: send model", "model")
-        return replace(request, model=names[0])
+        return replace(request, model=await model_for(models, key, request.tasks))
 
     def failure_of(
         self, request: ValueRequest, record: RequestRecord

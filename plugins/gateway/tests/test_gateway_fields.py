@@ -33,6 +33,7 @@ SMALLEST: Mapping[str, Any] = {
     "purpose": "batch", "input_file_id": "x", "endpoint": BATCH_ENDPOINTS[0],
     "completion_window": "1h", "text_1": "a", "text_2": "a", "lora_name": "a",
     "lora_path": "a", "metadata": {"a": "b"}, "items": HI,
+    "input_prefix": "a", "input_suffix": "",
 }  # fmt: skip
 BODIES = [(row, body) for row in ENDPOINTS for body in row.bodies]
 READERS = [(row, body) for row in ASKED for body in row.bodies]

@@ -149,6 +149,20 @@ def test_an_adapter_is_passed_on_if_the_model_takes_any(adapter: str) -> None:
         assert writer.write([prompt], [1], None, None)["OUT_ADAPTER"] == [[b""]]
 
 
+@pytest.mark.parametrize(
+    ("params", "end", "words"),
+    [({}, 0, [[7], [99]]), ({"end_id": 9}, 9, []), ({"ignore_eos": True}, -1, [])],
+)
+def test_an_answer_may_have_ends_of_its_own(
+    params: dict[str, Any], end: int, words: list[list[int]]
+) -> None:
+    """Such as those of a gap, which is filled when the model begins another."""
+    prompt = Prompt("", [1], Params(**params), ends=frozenset({99}))
+    outputs = RequestWriter(SETTINGS, parts()).write([prompt], [1], None, None)
+    assert outputs["OUT_END_ID"] == [[end]]
+    assert words_of(outputs["STOP_WORDS_IDS"][0]) == words
+
+
 def test_without_an_end_the_padding_is_a_real_id() -> None:
     writer = RequestWriter({**SETTINGS, "no_end": 2**32 - 1}, parts())
     outputs = writer.write([Prompt("", [1], Params(ignore_eos=True))], [1], None, None)

@@ -193,6 +193,15 @@ def test_a_chat_may_begin_with_a_system_message(
     ]
 
 
+def test_what_follows_a_gap_is_sent_with_a_text(scripted: ScriptedTriton, url: str) -> None:
+    assert query("def f(", "--suffix", "): pass", "--url", url).stdout == "cut off\n"
+    assert scripted.requests[0].parameters["suffix"].string_param == "): pass"
+    for words in (["--chat"], ["--system", "You help."]):
+        error = query("def f(", "--suffix", "): pass", *words, "--url", url).exception
+        assert "--suffix is for a text" in str(error)
+    assert len(scripted.requests) == 1
+
+
 PINNED = "fp_" + "-".join(["aaaaa"] * 6)
 
 

@@ -106,6 +106,7 @@ USES = {
     "llmserve.testing.logprobs": "values to try",
     "llmserve_cli.adopting.ollama": "Ollama's own names",
     "llmserve_gateway.ollama_requests": "Ollama's own names",
+    "llmserve_gateway.llama_cpp": "llama.cpp's own names",
     "llmserve_cli.adopting.triton_repository": "tensors of models that others wrote",
     "llmserve_gateway.errors": "fields that are made of several options, or of none",
     "llmserve_gateway.tracing": "OpenTelemetry's list",

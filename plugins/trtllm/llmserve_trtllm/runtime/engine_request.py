@@ -86,7 +86,7 @@ class RequestWriter:
         for prompt in prompts:
             self._check(prompt.ids, prompt.params)
         params_rows = [prompt.params for prompt in prompts]
-        sampling = [self._sampling(params) for params in params_rows]
+        sampling = [self._sampling(prompt) for prompt in prompts]
         pads = [values["pad_id"] for values in sampling]
         width = max(len(prompt.ids) for prompt in prompts)
         return {
@@ -102,8 +102,8 @@ class RequestWriter:
             "STOP_WORDS_IDS": word_tensor(
                 [
                     # The engine accepts one end id; further end ids are sent as stop words.
-                    [*self._words(params.stop_words), *([end] for end in self.ends(params)[1:])]
-                    for params in params_rows
+                    [*self._words(prompt.params.stop_words), *([i] for i in self.ends(prompt)[1:])]
+                    for prompt in prompts
                 ]
             ),
             "EMBEDDING_BIAS": self._bias(words, weights, len(prompts)),
@@ -114,9 +114,9 @@ class RequestWriter:
             },
         }
 
-    def _sampling(self, params: Params) -> dict[str, Any]:
+    def _sampling(self, prompt: Prompt) -> dict[str, Any]:
+        params, ends = prompt.params, self.ends(prompt)
         kind, guide = form_of(params) or ("", "")
-        ends = self.ends(params)
         pad = self._limits.pad_id
         if pad is None:
             pad = ends[0] if ends else 0
@@ -199,12 +199,12 @@ class RequestWriter:
             problem = f"top_k must be at most 1024, not {params.top_k}"
             raise RequestError(problem, code="invalid_value", param="top_k")
 
-    def ends(self, params: Params) -> list[int]:
+    def ends(self, prompt: Prompt) -> list[int]:
         """Return the ids that end the answer; those that the engine was built with come first."""
-        if params.ignore_eos:
+        if prompt.params.ignore_eos:
             return []
         built_in = self._limits.eos_ids
-        ends = params.ends(built_in | self._tokenizer.eos_ids)
+        ends = prompt.params.ends(built_in | self._tokenizer.eos_ids | prompt.ends)
         return sorted(ends, key=lambda end: (end not in built_in, end))
 
     def _words(self, words: Sequence[str]) -> list[list[int]]:

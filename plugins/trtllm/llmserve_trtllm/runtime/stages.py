@@ -96,7 +96,7 @@ class Preprocessing:
             "input_tokens": len(prompt.ids),
             "context": prompt.ids[-8:],
             "max_tokens": limit,
-            "end": self._writer.ends(params),
+            "end": self._writer.ends(prompt),
         }
         if params.prompt_only:
             info["answer"] = about_prompt(prompt, self._parts)

@@ -75,8 +75,9 @@ def test_a_tokenizer_of_transformers_before_4_34_is_read(monkeypatch: pytest.Mon
     import transformers
 
     old = SimpleNamespace(
-        eos_token_id=2, all_special_ids=[1, 2, 3], all_special_tokens=["<s>", "</s>", "<tool_call>"]
-    )
+        eos_token_id=2, all_special_ids=[1, 2, 3], convert_tokens_to_ids=lambda _: None,
+        all_special_tokens=["<s>", "</s>", "<tool_call>"],
+    )  # fmt: skip
     loader = SimpleNamespace(from_pretrained=lambda *_, **__: Sized(old))
     monkeypatch.setattr(transformers, "AutoTokenizer", loader)
     tokenizer = TransformersTokenizer({"path": "."}, Path())
