@@ -172,8 +172,8 @@ class Model:
 
         if not is_adapter_name(name):
             return None
-        folder = self.last_version / ADAPTERS / name
         try:
+            folder = self.last_version / ADAPTERS / name
             states = [file.stat() for file in sorted(folder.iterdir())]
         except OSError:
             return None

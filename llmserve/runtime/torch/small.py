@@ -30,7 +30,6 @@ _TOP = (
 """How many of the experts a token is sent to."""
 _SCANS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
-    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
     ("mamba_num_heads", "mamba_head_dim", "n_groups", "expand"),
     ("num_heads", "head_dim", "n_groups", "expand"),
 )
@@ -109,10 +108,6 @@ def _small(config: Any) -> Any:
         elif name == "attn_layer_period":
             setattr(small, name, min(value, _LAYERS))
             small.attn_layer_offset = small.attn_layer_offset % small.attn_layer_period
-        elif name == "hybrid_layer_ids":
-            small.attention_hidden_size = 2 * small.hidden_size
-            kinds = small.layers_block_type
-            setattr(small, name, [n for n, kind in enumerate(kinds) if kind == "hybrid"])
     _turn_early(small)
     return small
 

@@ -12,7 +12,7 @@ from llmserve.graphs import StoredWeights
 from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime.causal import NEAR, original_length, small_model
 from llmserve_openvino.compare import LENGTHS, difference, window
-from llmserve_openvino.recurrent_layers import RECURRENT, STATE
+from llmserve_openvino.recurrent_layers import RECURRENT, STATE, keeps_states
 from llmserve_openvino.trace import convert
 
 TOLERANCE = 0.02
@@ -47,6 +47,8 @@ def try_small(config: Any) -> Trial:
     except IncompatibleError:
         raise UnservedError("has attention of a kind that OpenVINO cannot read in pages") from None
     except RuntimeError as error:
+        if keeps_states(text_config):
+            raise UnservedError(STATE) from None
         line = str(error).strip().splitlines()[-1]
         raise UnservedError(
             f"has a part that OpenVINO reads, but cannot compute ({line})"

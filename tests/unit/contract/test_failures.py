@@ -161,6 +161,7 @@ def test_only_the_workarounds_use_patterns_on_what_a_server_says() -> None:
         "llmserve/client/value_script.py",
         "llmserve/client/url.py",
         "llmserve/contract/container.py",
+        "llmserve/contract/images.py",
     }
 
 

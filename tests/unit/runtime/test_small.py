@@ -99,7 +99,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "Nemotron H": ("nemotron_h", {}, {"mamba_head_dim": 64}, 6 * MILLION),
     "Jamba": ("jamba", {"num_hidden_layers": 32}, {"attn_layer_offset": 0}, 10 * MILLION),
     "Bamba": ("bamba", {"attn_layer_indices": [9, 18, 27]}, {}, 10 * MILLION),
-    "Zamba 2": ("zamba2", {}, {}, 10 * MILLION),
 }  # fmt: skip
 
 

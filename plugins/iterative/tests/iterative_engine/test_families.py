@@ -15,7 +15,9 @@ from llmserve_iterative.runner import FlatRunner, PaddedRunner, StatesRunner
 from .families import engine_of, finish, same_as_alone
 
 RUNNERS: dict[str, type] = {
-    **dict.fromkeys(("falcon", "falcon_alibi", "bloom", "phimoe", "qwen2_moe"), PaddedRunner),
+    **dict.fromkeys(
+        ("falcon", "falcon_alibi", "bloom", "deepseek_v3", "phimoe", "qwen2_moe"), PaddedRunner
+    ),
     **dict.fromkeys(("bamba", "lfm2", "mamba", "mamba2", "qwen3_next"), StatesRunner),
 }
 

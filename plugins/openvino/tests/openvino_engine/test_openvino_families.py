@@ -14,13 +14,13 @@ import pytest
 import torch
 import transformers
 
-from llmserve.builder.size import size_in
 from llmserve.graphs import StoredWeights, parts
 from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner, StateRunner, run_batch
 from llmserve.runtime.causal import off_by, scores
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
+from llmserve.testing.needs import read_size
 from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
 from llmserve_openvino.compare import difference
 from llmserve_openvino.runner import PAGE_SIZE, make_runner
@@ -222,8 +222,7 @@ def test_a_plan_counts_what_pages_have_of_a_latent(tmp_path: Path) -> None:
     """The keys and values of all heads, and not the latent that they are made from."""
     model = other_model("deepseek_v3")
     model.save_pretrained(tmp_path)
-    size = size_in(tmp_path)
-    assert size is not None
+    size = read_size(tmp_path)
     assert size.of_heads
     converted = convert(model, StoredWeights(model))
     page = size.of_heads * PAGE_SIZE * 4
