@@ -15,6 +15,9 @@ SCHEMA = 1
 THREADS = "LLMSERVE_THREADS"
 """The environment variable with the number of threads of an engine that does not use OpenMP."""
 
+RENEWED = ".renewed"
+"""The file in a version's folder, as it is served, by which a reload looks new to Triton. It is
+none of the model's."""
 WARM = "LLMSERVE_WARM"
 """The environment variable with the folder in which engines keep full pages of their caches."""
 WARM_BYTES = "LLMSERVE_WARM_BYTES"

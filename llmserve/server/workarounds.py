@@ -13,8 +13,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from llmserve.contract.names import RENEWED
 from llmserve.contract.workaround import Workaround
-from llmserve.server.find.launch import FAR_FUTURE, POLL, RENEWED
+from llmserve.server.find.launch import FAR_FUTURE, POLL
 
 _EMBEDDED = "Triton 2.51 (24.10, in nvidia-pytriton 0.7)"
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.contract.names import MANIFEST, WARM, WARM_BYTES
+from llmserve.contract.names import MANIFEST, RENEWED, WARM, WARM_BYTES
 from llmserve.runtime.engine.page_files import (
     DEFAULT_LIMIT,
     NAME_BYTES,
@@ -252,6 +252,8 @@ def _files_in(place: Path) -> Iterator[tuple[Path, int, int]]:
         left_out = (_BYTECODE_FOLDER, *([ADAPTERS] if is_top else []))
         folders[:] = [each for each in folders if each not in left_out]
         for name in names:
+            if is_top and name == RENEWED:
+                continue
             path = Path(folder, name)
             state = path.stat()
             yield path, state.st_size, state.st_mtime_ns

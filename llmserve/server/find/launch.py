@@ -31,6 +31,7 @@ from llmserve.contract.container import (
     release_from_help,
     release_of_server,
 )
+from llmserve.contract.names import RENEWED
 from llmserve.contract.tensors import declared_texts
 from llmserve.errors import ServerError, UsageError
 from llmserve.server.settings import Ports, ServerSettings
@@ -127,7 +128,6 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
     return folder
 
 
-RENEWED = ".renewed"
 FAR_FUTURE = 2**31 - 2**24
 """In 2037: no file of a model is newer, and every file system can store it."""
 

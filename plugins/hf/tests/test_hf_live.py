@@ -249,7 +249,7 @@ def test_an_image_reaches_a_model_that_sees_and_no_other(
     answer = triton.client.generate(seeing, **asked)
     assert answer.text
     # 16 tokens stand for the image, and one for each letter.
-    assert answer.input_tokens == 16 + len("user: What is this?\nassistant:")
+    assert answer.input_tokens == 16 + len("user: What is this?assistant:")
     assert "".join(piece.text for piece in triton.client.stream(seeing, **asked)) == answer.text
     with pytest.raises(RequestRejectedError, match="image 1 is an address, and none is opened"):
         triton.client.generate(seeing, **{**asked, "image_url": ["http://127.0.0.1/a.png"]})

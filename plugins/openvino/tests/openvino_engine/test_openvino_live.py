@@ -110,9 +110,7 @@ def test_a_disconnected_client_frees_the_engine(triton: LiveTriton, converted: P
     assert time.perf_counter() - started < seconds / 2
 
 
-@pytest.mark.parametrize(
-    "family", ["mistral", "qwen2_moe", "gemma2", "deepseek_v3", "qwen3_next", "mamba"]
-)
+@pytest.mark.parametrize("family", ["mistral", "qwen2_moe", "gemma2", "deepseek_v3", "qwen3_next"])
 def test_each_kind_of_model_gives_the_answers_of_generate(
     triton: LiveTriton, tmp_path: Path, family: str
 ) -> None:

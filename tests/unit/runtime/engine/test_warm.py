@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.contract.names import MANIFEST, WARM, WARM_BYTES
+from llmserve.contract.names import MANIFEST, RENEWED, WARM, WARM_BYTES
 from llmserve.runtime import Engine, Generation, PageRunner, PromptLookup, WarmPages, warm_pages
 from llmserve.runtime.engine import scheduler
 from llmserve.runtime.engine.page_files import PageFiles
@@ -297,6 +297,8 @@ def test_a_model_finds_its_pages_until_its_files_change(
     assert [cached(version), cached(version)] == [0, 36]
     (version / "adapters" / "a" / "new").write_text("an adapter")
     assert cached(version) == 36
+    (version / RENEWED).write_text("")
+    assert cached(version) == 36, "a reload changes nothing of it"
     (version / "weights").write_text("2")
     assert [cached(version), cached(version)] == [0, 36]
 
