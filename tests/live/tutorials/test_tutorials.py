@@ -18,6 +18,7 @@ import pytest
 from tritonclient import grpc as triton_grpc
 
 from llmserve.demo import demo_model_path
+from llmserve.repository.repository import Model
 from llmserve.testing import LiveTriton
 from llmserve_certify.checkpoint import Checkpoint
 from llmserve_certify.checks import CHECKS
@@ -79,7 +80,9 @@ def served(triton: LiveTriton) -> Iterator[LiveTriton]:
     yield triton
     with ThreadPoolExecutor(len(parts)) as pool:
         list(pool.map(triton.unload, ENSEMBLES))
-        list(pool.map(triton.unload, parts))
+        # The steps of ensembles go with them.
+        steps = {part for name in ENSEMBLES for part in Model(triton.repository / name).parts}
+        list(pool.map(triton.unload, [name for name in parts if name not in steps]))
     for name in CONFIGS:
         shutil.rmtree(triton.repository / name)
 
