@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.contract.images import ImageLimits, ImageRefusedError, image_contents
+from llmserve.contract.images import (
+    MAX_MEGAPIXELS,
+    ImageLimits,
+    ImageRefusedError,
+    image_contents,
+)
 from llmserve.runtime.answer.limited_process import (
     LimitedProcess,
     Limits,
@@ -16,8 +21,9 @@ from llmserve.runtime.answer.limited_process import (
 from llmserve.runtime.errors import RequestError
 
 _DECODER = Path(__file__).with_name("image_decoder.py")
-CPU_SECONDS = 10.0
-"""The processor time that decoding an image may take."""
+CPU_SECONDS = 4.0
+"""The processor time that decoding an image may take, or more where one may have more pixels than
+usual, which take a fifth of it. Other requests of the model wait meanwhile."""
 _WALL_SECONDS = 30.0
 # Pillow's copies of a pixel at one time, with four bytes each, and ours with three.
 _BYTES_OF_PIXEL = 24
@@ -82,7 +88,8 @@ class ImageReader:
     def _started(self) -> LimitedProcess:
         pixels = self._limits.megapixels * 1_000_000
         memory = _MEMORY + _BYTES_OF_PIXEL * pixels + self._limits.megabytes * 1_000_000
-        limits = Limits(CPU_SECONDS, _WALL_SECONDS, memory, _STACK)
+        seconds = CPU_SECONDS * max(1.0, self._limits.megapixels / MAX_MEGAPIXELS)
+        limits = Limits(seconds, _WALL_SECONDS, memory, _STACK)
         return LimitedProcess(str(_DECODER), self._library, limits, {"pixels": pixels})
 
 
