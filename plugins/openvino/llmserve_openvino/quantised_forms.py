@@ -25,6 +25,8 @@ _WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _ENDS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}
 _ROWS = 512
 """How many rows are widened at a time."""
+_MOST = 512.0
+"""No stored number is larger: whole ones of 8 bits, less their zero point, and those of E4M3."""
 
 
 class Unreadable(ValueError):
@@ -255,7 +257,8 @@ def _all_finite(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _finite(scales: torch.Tensor) -> torch.Tensor:
-    if not scales.isfinite().all():
+    """Refuse scales that are no numbers, or make none of what they are multiplied with."""
+    if not (scales * _MOST).isfinite().all():
         raise Unreadable("has scales that are no numbers")
     return scales
 

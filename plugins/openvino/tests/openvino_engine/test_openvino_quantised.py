@@ -137,6 +137,16 @@ def test_a_weight_is_what_its_format_says(kind: str) -> None:
     np.testing.assert_allclose(values, meant(kind, tensors), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["awq", "packed", "bytes"])
+def test_scales_with_which_a_weight_is_no_number_are_refused(kind: str) -> None:
+    found, make = KINDS[kind]
+    tensors = make(np.random.default_rng(2))
+    name = next(name for name in tensors if name.endswith(("scales", "weight_scale")))
+    tensors[name] = torch.full(tensors[name].shape, 3e38)
+    with pytest.raises(Unreadable, match="scales"):
+        read_weight(found, tensors, SHAPE)
+
+
 @st.composite
 def damage(draw: Any) -> Callable[[Tensors], None]:
     """Return something that happens to a tensor on its way."""
