@@ -292,20 +292,20 @@ def _is_reference(item: Any) -> bool:
 
 def _conversation(value: Any, name: str) -> Conversation:
     if isinstance(value, list):
-        value = [_message(item, f"{name}[{index}]") for index, item in enumerate(value)]
+        value = [_message(item, f"{name}[{index}]", name) for index, item in enumerate(value)]
     conversation = read_messages(value, name)
     return replace(conversation, messages=_with_joined_calls(conversation.messages))
 
 
-def _message(item: Any, where: str) -> Any:
-    """Return an item as a chat message; calls and their results are separate items."""
+def _message(item: Any, where: str, name: str) -> Any:
+    """Return an item of a field as a chat message; calls and their results are separate items."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
         return item
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         if not isinstance(parts, list):
-            raise bad_request(f"{where} has thoughts that are no list", "input")
+            raise bad_request(f"{where} has thoughts that are no list", name)
         texts = [part.get("text") for part in parts if isinstance(part, dict)]
         thoughts = "\n".join(text for text in texts if isinstance(text, str))
         return {"role": "assistant", "content": "", "reasoning_content": thoughts or None}
@@ -316,7 +316,7 @@ def _message(item: Any, where: str) -> Any:
         output = {"content": item.get("output"), "tool_call_id": item.get("call_id")}
         return {"role": "tool", **output}
     what = f"{where} is of type {str(kind)[:40]!r}: only messages and functions are supported"
-    raise bad_request(what, "input")
+    raise bad_request(what, name)
 
 
 def _with_joined_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from llmserve.client import BATCH_ENDPOINTS, ToolsError
 from llmserve.runtime.contract import TASKS
 from llmserve_gateway.app import make_app
+from llmserve_gateway.conversation_routes import NEW_ITEMS
 from llmserve_gateway.document import make_document
 from llmserve_gateway.endpoints import ASKED, ENDPOINTS, PLACES
 from llmserve_gateway.errors import ApiError, from_llmserve
@@ -95,6 +96,7 @@ CASES = st.sampled_from(
 @settings(max_examples=600, deadline=None)
 @given(CASES, json_values(st.floats()))
 @example(next((i, "text_2") for i, (_, body) in enumerate(BODIES) if body is SCORES), None)
+@example(next((i, "items") for i, (_, body) in enumerate(BODIES) if body is NEW_ITEMS), [None])
 def test_any_value_of_a_field_is_read_or_refused_by_name(case: tuple[int, str], value: Any) -> None:
     row, body = BODIES[case[0]]
     field = body.fields[case[1]]
