@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+LIMITS = "image_limits"
+"""What a generator's settings call the limits of images; those of a model of text have none."""
+
 MAX_IMAGES = 8
 """How many images a request may have, unless the model's build says otherwise."""
 MAX_IMAGE_MB = 20

@@ -82,6 +82,7 @@ from llmserve.runtime.protocols import SteppingGenerator as SteppingGenerator
 from llmserve.runtime.protocols import Tokenizer as Tokenizer
 from llmserve.runtime.protocols import strings as strings
 from llmserve.runtime.torch.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
+from llmserve.runtime.torch.image_processor import ImageProcessor as ImageProcessor
 from llmserve.runtime.torch.linear import speed_up as speed_up
 from llmserve.runtime.torch.lora import LoraProducts as LoraProducts
 from llmserve.runtime.torch.lora import lora_products as lora_products

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve.contract.images import LIMITS
 from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
 from llmserve.runtime.torch import freed_memory
@@ -26,9 +27,7 @@ __all__ = [
 LOG = logging.getLogger(__name__)
 
 
-def try_imports(
-    settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelForCausalLM"
-) -> None:
+def try_imports(settings: Mapping[str, Any], folder: Path, *, loader: str = "") -> None:
     """Import what loads the model, without its weights.
 
     transformers imports a model's module only when it is used. If a package that the module needs
@@ -44,7 +43,7 @@ def try_imports(
         # That the model's files can be read is checked elsewhere.
         config = {}
     # Code that ships with the model has classes of its own.
-    for name in (loader, *(config.get("architectures") or ())):
+    for name in (loader or _loader(settings), *(config.get("architectures") or ())):
         if name in dir(transformers):
             getattr(transformers, name)
 
@@ -56,8 +55,9 @@ def adapter_shapes(settings: Mapping[str, Any], folder: Path) -> ProductShapes:
     return lora_products(*located(settings, folder)).shapes
 
 
-def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelForCausalLM") -> Any:
-    """Return a model of one of transformers' loaders on its device, ready for inference."""
+def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "") -> Any:
+    """Return a model on its device, ready for inference: of one of transformers' loaders, or of the
+    one for models of text, or for those that read images too."""
     import torch
     import transformers
 
@@ -66,7 +66,7 @@ def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelF
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with freed_memory.returned():
-        model = getattr(transformers, loader).from_pretrained(
+        model = getattr(transformers, loader or _loader(settings)).from_pretrained(
             location,
             dtype=_dtype(settings["dtype"], device, location, options),
             device_map="balanced" if device == "balanced" else {"": device},
@@ -74,6 +74,11 @@ def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "AutoModelF
             **options,
         )
     return model.eval()
+
+
+def _loader(settings: Mapping[str, Any]) -> str:
+    """Return the class of transformers that loads a model of a build's settings."""
+    return "AutoModelForImageTextToText" if LIMITS in settings else "AutoModelForCausalLM"
 
 
 def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) -> torch.dtype | str:

@@ -12,7 +12,6 @@ from llmserve.plugin import (
     BuildContext,
     Generator,
     ModelSize,
-    ModelSourceError,
     Needs,
     OptionError,
     Recipe,
@@ -83,34 +82,12 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
 
 
 def _place_seeing(context: BuildContext) -> dict[str, Any]:
-    for name in ("adapters", "layout"):
-        if context.options[name] not in ("", "llmserve"):
-            raise OptionError(
-                f"{context.source.asked} reads images, which goes with no {name} yet",
-                hint=f"leave out {name}",
-            )
-    _check_processor(context)
-    return place_seeing_model(context)
-
-
-def _check_processor(context: BuildContext) -> None:
-    """Refuse a model whose processor lacks a package, which loading it would stumble over."""
-    from transformers import AutoProcessor
-
-    try:
-        AutoProcessor.from_pretrained(
-            str(context.source.path),
-            local_files_only=True,
-            trust_remote_code=bool(context.options["trust_remote_code"]),
+    if context.options["layout"] != "llmserve":
+        raise OptionError(
+            f"{context.source.asked} reads images, which goes with no layout yet",
+            hint="leave out layout",
         )
-    except Exception as error:  # it imports what the files name
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise ModelSourceError(
-            f"the processor of {context.source.asked} cannot be loaded: {reason[:200]}",
-            hint="install what it needs, or move its preprocessor_config.json and "
-            "processor_config.json away: the model then reads text alone",
-        ) from None
+    return place_seeing_model(context)
 
 
 def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:

@@ -12,15 +12,14 @@ from llmserve.runtime import (
     DEFAULT_ADAPTER_MB,
     Adapters,
     Generation,
+    ImageProcessor,
     RequestError,
-    SeenPrompt,
     Tokenizer,
     adapter_names,
     causal,
 )
 
 if TYPE_CHECKING:
-    from llmserve_hf.processor import Processor
     from llmserve_hf.rows import Row
 
 # torch and transformers are imported when a model is loaded: a build only inspects the class and
@@ -33,11 +32,6 @@ _ALONE = frozenset({
 """Kinds of models that answer otherwise beside a longer text: they read what fills the row."""
 
 
-def _loader(settings: Mapping[str, Any]) -> str:
-    """Return the class of transformers that loads the model."""
-    return "AutoModelForImageTextToText" if "image_limits" in settings else "AutoModelForCausalLM"
-
-
 class TransformersGenerator:
     """A causal model, of text or of images and text: the runtime of ``transformers``."""
 
@@ -46,12 +40,9 @@ class TransformersGenerator:
 
         from llmserve.runtime import LoraProducts, speed_up
 
-        self._model = causal.load(settings, folder, loader=_loader(settings))
-        self._processor: Processor | None = None
-        if "image_limits" in settings:
-            from llmserve_hf.processor import Processor
-
-            self._processor = Processor(settings, folder)
+        self._model = causal.load(settings, folder)
+        # Requests call it.
+        self.read_images = ImageProcessor(settings, folder).read
         self.context_length = causal.context_length(self._model)
         self.eos_ids = causal.eos_ids(self._model)
         config = self._model.config.get_text_config()
@@ -71,21 +62,10 @@ class TransformersGenerator:
         budget = settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
         self._adapters = Adapters(folder / ADAPTERS, self._lora, budget)
 
-    @staticmethod
-    def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
-        """Import what loads the model; ``llmserve check`` calls it."""
-        causal.try_imports(settings, folder, loader=_loader(settings))
-
+    # `llmserve check` calls it.
+    try_imports = staticmethod(causal.try_imports)
     # Builds and `llmserve adapter` call it.
     adapter_shapes = staticmethod(causal.adapter_shapes)
-
-    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
-        """Return a conversation with images as the model reads it."""
-        if self._processor is None:
-            raise RequestError(
-                "this model reads only text", code="unsupported_option", param="image_url"
-            )
-        return self._processor.read(text, urls)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""

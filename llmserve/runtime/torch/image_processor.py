@@ -1,4 +1,4 @@
-"""Makes images and text into what a model computes, with the model's own processor."""
+"""Makes images and text into what a model reads, with the model's own processor."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import DecodedImage, ImageReader, RequestError, SeenPrompt, located
-from llmserve.runtime.contract import ImageLimits
+from llmserve.contract.images import LIMITS, ImageLimits
+from llmserve.runtime.answer.images import DecodedImage, ImageReader
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.location import located
+from llmserve.runtime.protocols import SeenPrompt
 
-# What the generator makes itself, for all rows of a batch.
+# What a generator makes itself, for all that it computes together.
 _OF_TEXT = ("input_ids", "attention_mask")
 
 
-class Processor:
-    """The processor of a model that reads images."""
+class ImageProcessor:
+    """The processor of a model that reads images, or of one of text alone, which refuses them."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        self._reader: ImageReader | None = None
+        if LIMITS not in settings:
+            return
         from transformers import AutoProcessor
 
         location, options = located(settings, folder)
         self._processor = AutoProcessor.from_pretrained(location, **options)
-        self._reader = ImageReader(ImageLimits(**settings["image_limits"]))
+        self._reader = ImageReader(ImageLimits(**settings[LIMITS]))
         self._mark: str = getattr(self._processor, "image_token", None) or ""
 
     def read(self, text: str, urls: Sequence[str]) -> SeenPrompt:
         """Return a conversation and its images as the model reads them."""
+        if self._reader is None:
+            problem = "this model reads only text"
+            raise RequestError(problem, code="unsupported_option", param="image_url")
         if self._mark and text.count(self._mark) != len(urls):
             raise RequestError(
                 f"the prompt has {text.count(self._mark)} times {self._mark}, which stands for an "
