@@ -7,6 +7,8 @@ a text (windows, lengths after which positions change) begins early.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -17,10 +19,12 @@ NEAR = 48
 _CONTEXT = 1024
 _LARGEST = 200_000_000
 """Parameters of a model that is not small."""
-_LAYERS = 4
+_LAYERS, _MOST_LAYERS = 4, 6
 _WIDTH = 64
 _HIDDEN = 256
 """How wide a model is that has no heads to count it by."""
+_FEW_HEADS = (2, 4)
+"""How many heads there are at least: some kinds split theirs in four parts."""
 _FEW_EXPERTS, _CHOSEN = 8, 4
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TOP = (
@@ -31,10 +35,19 @@ _TOP = (
 _SCANS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
     ("mamba_num_heads", "mamba_head_dim", "n_groups", "expand"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
     ("num_heads", "head_dim", "n_groups", "expand"),
 )
 """How the scans of Mamba 2 are called: heads, their width, their groups, and the share of the
 model's width that all heads have together."""
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads")
+_HEADS = ("num_attention_heads", *_KEY_HEADS)
+_SHARED = "num_kv_shared_layers"
+"""How many of the last layers have keys and values of others."""
+_OF_LAYERS = ("attn_config", "ffn_config")
+"""Parts of a configuration that tell how its layers are made."""
+_OTHER_INPUT = ("vision_config", "audio_config")
+"""Parts that read no text."""
 _WIDE = ("intermediate", "ffn_dim", "ffn_hidden", "n_inner", "dff", "feed_forward")
 _WINDOWS = (
     "sliding_window",
@@ -50,95 +63,179 @@ _ORIGINAL = "original_max_position_embeddings"
 
 def small_model(config: Any) -> Any | None:
     """Return a small random model for a configuration; None if there is no way to make one."""
+    for heads in _FEW_HEADS:
+        # A size may depend on another in a way that only its own code knows.
+        with suppress(Exception):
+            if model := _made(_whole(config, _small(config.get_text_config(), heads))):
+                return model
+    return None
+
+
+def _whole(config: Any, text_config: Any) -> Any:
+    """Return a configuration with another for texts, which some kinds have as one of its parts.
+
+    They may compute texts otherwise than the part alone does, such as with a mask of their own.
+    """
+    if (large := config.get_text_config()) is config:
+        whole = text_config
+    else:
+        whole = deepcopy(config)
+        setattr(whole, next(n for n, each in vars(config).items() if each is large), text_config)
+    for part in _parts(whole, _OTHER_INPUT):
+        for name in ("num_hidden_layers", "num_blocks"):
+            if hasattr(part, name):
+                setattr(part, name, 2)
+    return whole
+
+
+def _made(config: Any) -> Any | None:
+    """Return a model that computes; None if it is not small."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    try:
-        small = _small(config.get_text_config())
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            with torch.device("meta"):
-                sized = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
-            if sum(each.numel() for each in sized.parameters()) > _LARGEST:
-                return None
-            model = AutoModelForCausalLM.from_config(small, dtype=torch.float32).eval()
-            _vary(model)
-            with torch.inference_mode():
-                model(input_ids=torch.arange(2)[None])
-    except Exception:
-        # A size depends on another in a way that only its own code knows.
-        return None
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            sized = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if sum(each.numel() for each in sized.parameters()) > _LARGEST:
+            return None
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        _vary(model)
+        with torch.inference_mode():
+            model(input_ids=torch.arange(2)[None])
     return model.requires_grad_(False)
 
 
-def _small(config: Any) -> Any:
-    small = deepcopy(config)
-    count = config.num_hidden_layers
-    chosen = _layers(config, count)
+def _small(config: Any, heads: int) -> Any:
+    small, count = deepcopy(config), config.num_hidden_layers
+    own = _own_settings(config)
+    if own:
+        small.per_layer_config = None
+    large = deepcopy(small)
+    chosen = _layers(small, own)
     small.num_hidden_layers = len(chosen)
-    for name, value in vars(config).items():
+    for name, value in vars(large).items():
         if isinstance(value, (list, tuple)) and len(value) == count:
             setattr(small, name, [value[layer] for layer in chosen])
     small.vocab_size = VOCABULARY
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, 0)
-    # Where layers differ in their heads, they stay as they are.
+    # Where layers differ in their heads without saying so for each, they stay as they are.
     with suppress(AttributeError):
-        _shrink_heads(small)
+        _shrink_heads(small, heads)
+    if not hasattr(small, "num_attention_heads"):
+        small.hidden_size = min(small.hidden_size, _HIDDEN)
     _shrink_recurrence(small)
-    _shrink_experts(small)
-    for name, value in vars(small).items():
-        if any(word in name for word in _WIDE) and not name.startswith("_"):
-            if isinstance(value, int) and value > _WIDTH and not isinstance(value, bool):
-                setattr(small, name, _WIDTH)
-            elif isinstance(value, list):
-                setattr(small, name, [min(each, _WIDTH) for each in value])
-        elif name in _WINDOWS and isinstance(value, int) and value > NEAR:
-            setattr(small, name, NEAR)
-        elif name == "vocab_size_per_layer_input":
-            setattr(small, name, VOCABULARY)
-        elif name == "first_k_dense_replace":
+    for part in (small, *_parts(small, _OF_LAYERS)):
+        _shrink_experts(part)
+        for name, value in vars(part).items():
+            setattr(part, name, _shrunk(name, value))
+        if part is not small and hasattr(part, "hidden_size"):
+            part.hidden_size = small.hidden_size
+    for name, value in vars(large).items():
+        if name == "first_k_dense_replace":
             setattr(small, name, min(value, 1))
-        elif name in ("num_kv_shared_layers", "max_window_layers"):
+        elif name == _SHARED:
+            setattr(small, name, sum(layer >= count - value for layer in chosen))
+        elif name == "max_window_layers":
             setattr(small, name, min(value, len(chosen) // 2))
-        elif name == "word_embed_proj_dim":
+        elif name in ("word_embed_proj_dim", "embedding_dim"):
             setattr(small, name, small.hidden_size)
+        elif name == "attention_hidden_size":
+            setattr(small, name, value * small.hidden_size // large.hidden_size)
+        elif name == "hybrid_layer_ids":
+            kinds = enumerate(small.layers_block_type)
+            setattr(small, name, [layer for layer, kind in kinds if kind == "hybrid"])
+        elif name == "num_blocks":
+            setattr(small, name, len(chosen))
+        elif name == "num_layers_per_stack":
+            # Each layer counts as often as it is passed.
+            setattr(small, name, min(value, 2))
+            small.num_hidden_layers = count // value * small.num_layers_per_stack
         elif name == "attn_layer_indices" and value:
             setattr(small, name, [1])
         elif name == "attn_layer_period":
             setattr(small, name, min(value, _LAYERS))
             small.attn_layer_offset = small.attn_layer_offset % small.attn_layer_period
     _turn_early(small)
+    if own:
+        small.per_layer_config = {
+            layer: {name: _of_layer(name, each, large, small) for name, each in own[at].items()}
+            for layer, at in enumerate(chosen)
+            if at in own
+        }
     return small
 
 
-def _layers(config: Any, count: int) -> list[int]:
-    """Return a few layers, among which is one of each kind."""
+def _parts(config: Any, names: Sequence[str]) -> list[Any]:
+    """Return those parts of a configuration that it has."""
+    found = (getattr(config, name, None) for name in names)
+    return [each for each in found if hasattr(each, "__dict__")]
+
+
+def _shrunk(name: str, value: Any) -> Any:
+    """Return a setting as a small model has it, where that depends on nothing else."""
+    if any(word in name for word in _WIDE) and not name.startswith("_"):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return min(value, _WIDTH)
+        if isinstance(value, list):
+            return [min(each, _WIDTH) for each in value]
+    if name in _WINDOWS and isinstance(value, int):
+        return min(value, NEAR)
+    return VOCABULARY if name == "vocab_size_per_layer_input" else value
+
+
+def _own_settings(config: Any) -> dict[int, dict[str, Any]]:
+    """Return what single layers have that others do not."""
+    if not getattr(config, "is_heterogeneous", False):
+        return {}
+    return {int(layer): own for layer, own in config.to_dict()["per_layer_config"].items()}
+
+
+def _of_layer(name: str, value: Any, large: Any, small: Any) -> Any:
+    """Return the setting of a single layer as a small model has it."""
+    if name in _HEADS and isinstance(value, int):
+        return max(1, value * getattr(small, name) // getattr(large, name))
+    return _shrunk(name, value)
+
+
+def _layers(config: Any, own: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return a few layers, among which is one of each kind, and then another of each."""
+    count = config.num_hidden_layers
     lists = [
         value
         for value in vars(config).values()
         if isinstance(value, (list, tuple)) and len(value) == count
     ]
-    kinds: dict[str, int] = {}
+    first_shared = count - getattr(config, _SHARED, 0)
+    seen: Counter[str] = Counter()
+    order: list[tuple[int, int]] = []
     for layer in range(count):
-        kinds.setdefault(repr([value[layer] for value in lists]), layer)
-    chosen = list(kinds.values())[:_LAYERS]
-    others = [layer for layer in range(count) if layer not in chosen]
-    return sorted([*chosen, *others[: max(0, min(count, _LAYERS) - len(chosen))]])
+        values = [value[layer] for value in lists]
+        kind = repr([*values, layer >= first_shared, own.get(layer)])
+        order.append((seen[kind], layer))
+        seen[kind] += 1
+    kept = min(max(_LAYERS, len(seen)), _MOST_LAYERS)
+    return sorted(layer for _, layer in sorted(order)[:kept])
 
 
-def _shrink_heads(config: Any) -> None:
+def _shrink_heads(config: Any, few: int) -> None:
     """Have few heads, each as wide as before, and as many of them share keys if they did."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    names = ("num_key_value_heads", "num_kv_heads")
-    keys = next((each for name in names if (each := getattr(config, name, None))), heads)
+    holders = [(p, name) for p in (config, *_parts(config, _OF_LAYERS)) for name in _KEY_HEADS]
+    known = [count for each, name in holders if (count := getattr(each, name, None))]
+    keys = known[0] if known else heads
     fewer = 1 if keys == 1 else 2
-    config.num_attention_heads = fewer * min(2, heads // keys) if keys < heads else 2
-    for name in names:
-        if getattr(config, name, None):
-            setattr(config, name, fewer if keys < heads else 2)
-    config.hidden_size = config.num_attention_heads * width
+    config.num_attention_heads = fewer * min(2, heads // keys) if keys < heads else few
+    for each, name in holders:
+        if getattr(each, name, None):
+            setattr(each, name, fewer if keys < heads else few)
+    hidden = config.num_attention_heads * width
+    # Some attend to the table's output as well, and are wider there.
+    if wide := getattr(config, "attention_hidden_size", None):
+        hidden = hidden * config.hidden_size // wide
+    config.hidden_size = hidden
 
 
 def _shrink_recurrence(config: Any) -> None:
@@ -151,16 +248,14 @@ def _shrink_recurrence(config: Any) -> None:
         heads, width, groups, expand = (getattr(config, name, None) for name in names)
         if not (isinstance(heads, int) and isinstance(width, int) and groups and expand):
             continue
-        if not hasattr(config, "num_attention_heads"):
-            config.hidden_size = min(config.hidden_size, _HIDDEN)
         # Some have them as wide as the model is, or some times that.
         fewer = int(expand * config.hidden_size) // width
         if getattr(config, "mamba_d_ssm", None):
             fewer = min(4, heads)
             config.mamba_d_ssm = fewer * width
-        if fewer % 2 == 0 and fewer < heads:
+        if 0 < fewer < heads:
             setattr(config, names[0], fewer)
-            setattr(config, names[2], min(2, groups))
+            setattr(config, names[2], min(2 - fewer % 2, groups))
         break
 
 
