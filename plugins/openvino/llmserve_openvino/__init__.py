@@ -84,6 +84,11 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     minimum=0,
                 ),
                 Option(
+                    "exact_batches",
+                    False,
+                    "Scores are the same, bit by bit, whatever else is in a pass; it is slower.",
+                ),
+                Option(
                     "cache_gb",
                     0,
                     "Memory of the cache in GB; 0 lets it grow as requests need it.",

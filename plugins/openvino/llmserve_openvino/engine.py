@@ -54,6 +54,8 @@ class OpenVinoGenerator:
         self._runner = self._make_runner(
             folder / settings["path"],
             [lora for lora in adapters_of(folder).values() if isinstance(lora, Lora)],
+            # Models that were built before there was the option have no such setting.
+            exact=settings.get("exact_batches", False),
         )
         self._guesser = self._make_guesser(folder)
         self._engine: Engine | None = None
@@ -86,7 +88,9 @@ class OpenVinoGenerator:
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         run_batch(self.stepper(tokenizer), generations)
 
-    def _make_runner(self, folder: Path, expected: Iterable[Lora] = ()) -> OpenVinoRunner:
+    def _make_runner(
+        self, folder: Path, expected: Iterable[Lora] = (), *, exact: bool = False
+    ) -> OpenVinoRunner:
         context = self.context_length or _CONTEXT
         return make_runner(
             folder / _MODEL,
@@ -97,10 +101,12 @@ class OpenVinoGenerator:
             # Models that were built before there were copies of states have no such setting.
             copies_bytes=self._settings.get("state_mb", 0) * 1_000_000,
             expected=expected,
+            exact=exact,
         )
 
     def _make_guesser(self, folder: Path) -> Guesser | None:
         if draft := self._settings["draft"]:
+            # Its guesses change no answer, so it need not be exact.
             runner = self._make_runner(folder / draft)
             if isinstance(runner, StateRunner):
                 raise IncompatibleError(

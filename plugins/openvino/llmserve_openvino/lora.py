@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.graphs import openvino as ov
-from llmserve.runtime import Lora, LoraColumns, ProductShapes, check_lora, read_lora_weights
+from llmserve.runtime import (
+    Lora,
+    LoraColumns,
+    LoraError,
+    ProductShapes,
+    check_lora,
+    read_lora_weights,
+)
 
 OWN = "llmserve_own_columns"
 """The input that says which columns are each row's own."""
@@ -26,11 +33,12 @@ _LARGEST_BF16 = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
 class OpenVinoProducts:
     """Implements :class:`llmserve.runtime.AdapterHome`.
 
-    ``half`` says whether the model computes in bfloat16.
+    ``half`` says whether the model computes in bfloat16, ``exact`` that its scores may not depend
+    on what else is in a pass, which those with adapters would.
     """
 
-    def __init__(self, shapes: ProductShapes, *, half: bool) -> None:
-        self._shapes, self._half = shapes, half
+    def __init__(self, shapes: ProductShapes, *, half: bool, exact: bool = False) -> None:
+        self._shapes, self._half, self._exact = shapes, half, exact
         self.stacks: dict[str, tuple[Any, Any]] = {}
         """The first and the second matrices of all loaded adapters, by the names of modules."""
         self._ranks: dict[str, int] = {}
@@ -51,6 +59,8 @@ class OpenVinoProducts:
                 self.stacks[name] = first, second
 
     def fits(self, lora: Lora) -> None:
+        if self._exact:
+            raise LoraError("cannot be used by a model that was built with exact_batches")
         check_lora(lora, self._shapes)
 
     def size(self, lora: Lora) -> int:

@@ -38,7 +38,7 @@ _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": 
 _ROUNDED = ("fp16", "bf16", "int8", "int4")
 _LOAD_OPTIONS = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
-    "prompt_lookup", "draft_tokens", "adapter_mb", "state_mb", "threads",
+    "exact_batches", "prompt_lookup", "draft_tokens", "adapter_mb", "state_mb", "threads",
 )  # fmt: skip
 _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "trust_remote_code")
 
@@ -56,7 +56,11 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
             f"{source.asked} caps its attention scores: its cache cannot be in 8 bits",
             hint="leave out kv_cache, or choose f16",
         )
+    if options["exact_batches"]:
+        _check_exact_config(text_config, options, source.asked)
     placement, served = _place_or_convert(context, _FOLDER)
+    if options["exact_batches"]:
+        _check_exact(context.folder / placement["path"] / _MODEL)
     place_adapters(context, RUNTIME, placement)
     if served and (length is None or served < length):
         context.report(
@@ -122,6 +126,19 @@ def _check_attention(model: Path) -> None:
         reason = str(error).strip().splitlines()[-1]
         raise ModelSourceError(f"{model} cannot be read: {reason}") from None
     paged(read)
+
+
+def _check_exact_config(config: Mapping[str, Any], options: Mapping[str, Any], name: str) -> None:
+    from llmserve_openvino.exact import check_config
+
+    check_config(config, options, name)
+
+
+def _check_exact(model: Path) -> None:
+    from llmserve_openvino.exact import check_graph
+    from llmserve_openvino.workarounds import read_model
+
+    check_graph(read_model(str(model)))
 
 
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:

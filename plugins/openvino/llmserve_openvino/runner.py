@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from llmserve.graphs import openvino as ov
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, Lora, LoraError, memory
 from llmserve_openvino.capped_attention import apply_caps, check_cache
+from llmserve_openvino.exact import PAGES, check_graph, check_runner
 from llmserve_openvino.lora import OWN, OpenVinoProducts, add_products, product_shapes
 from llmserve_openvino.mapping import release
 from llmserve_openvino.own_attention import apply_told
+from llmserve_openvino.passes import NEEDED, PAGE_SIZE, Pass
 from llmserve_openvino.state_tables import StateTables, has_states, zeros
 from llmserve_openvino.workarounds import keep_halves, read_model, use_paged_attention
 
-PAGE_SIZE = 32
-"""The only size of a page that OpenVINO has on a CPU."""
-_NEEDED = "llmserve_needed_rows"
 # What may follow the product that gives the scores, and leaves each row to itself.
 _BY_ROW = {"Add", "Convert", "Divide", "Multiply", "Tanh"}
 
@@ -34,7 +32,8 @@ class OpenVinoRunner:
     operating system gives memory to a page when it is first written. Copies of states, if it has
     any, take up to ``copies_bytes``. The model is ready for the
     adapters in ``expected``; for others it may have to be compiled again. ``file`` is where the
-    model has been read from, if it has.
+    model has been read from, if it has. If it is ``exact``, the scores of a sequence are the same
+    whatever else is in its passes (:mod:`llmserve_openvino.exact`).
     """
 
     page_size = PAGE_SIZE
@@ -51,6 +50,7 @@ class OpenVinoRunner:
         sequences: int = 1,
         copies_bytes: int = 0,
         expected: Iterable[Lora] = (),
+        exact: bool = False,
     ) -> None:
         self._core = ov.Core()
         self._file = file
@@ -60,7 +60,7 @@ class OpenVinoRunner:
         # mapped as it was read.
         self._graph = graph
         check_cache(graph, str(properties.get("KV_CACHE_PRECISION", "")))
-        self.adapters = OpenVinoProducts(product_shapes(self._graph), half=self._half)
+        self.adapters = OpenVinoProducts(product_shapes(self._graph), half=self._half, exact=exact)
         for lora in expected:
             with suppress(LoraError):
                 self.adapters.fits(lora)
@@ -76,38 +76,42 @@ class OpenVinoRunner:
             for kind in ("key", "value")
         ]
         shapes = [[axis.get_length() for axis in port.partial_shape[1:]] for port in ports]
-        page_bytes = sum(
+        self._part_bytes = [
             int(np.prod(shape)) * port.element_type.size
             for shape, port in zip(shapes, ports, strict=True)
-        )
+        ]
+        page_bytes = sum(self._part_bytes)
         limit = cache_bytes or int(memory().free // 2)
         pages = -(-cache_tokens // PAGE_SIZE)
         if page_bytes:
             pages = limit // page_bytes if cache_bytes else min(pages, limit // page_bytes)
         # An answer needs two pages, however small the cache.
-        self.page_count = max(2, pages)
+        self.page_count = max(PAGES if exact else 2, pages)
+        self._spare = self.page_count if exact else None
+        held = self.page_count + exact
         # The tensors refer to the memory and do not own it.
-        self._memory = [
-            zeros(self.page_count * int(np.prod(shape)) * port.element_type.size)
-            for shape, port in zip(shapes, ports, strict=True)
-        ]
+        self._memory = [zeros(held * size) for size in self._part_bytes]
         self._cache = {
-            port.any_name: ov.Tensor(memory, ov.Shape([self.page_count, *shape]), port.element_type)
+            port.any_name: ov.Tensor(memory, ov.Shape([held, *shape]), port.element_type)
             for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
         self._states = StateTables(self._model, sequences, copies_bytes)
         self._cache |= self._states.tensors
         self._request = self._new_request()
         self._pack_weights()
+        if exact:
+            check_runner(self, self._model.output("logits").partial_shape[-1].get_length())
+            self._clear(*range(PAGES), self.page_count)
 
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
         if self._request is None or self.adapters.targets != self._targets:
             self._compile_again()
-        inputs = {**_inputs(chunks), **self._states.inputs(chunks)}
+        passed = Pass(chunks, self._spare)
+        inputs = {**passed.inputs, **self._states.inputs(chunks)}
         for name in inputs.keys() & self._inputs:
             self._pass(name, inputs[name])
         if self._targets:
-            self._pass_adapters([chunk.adapter for chunk in chunks for _ in chunk.ids])
+            self._pass_adapters(passed.adapters)
         try:
             # Other Python threads can run meanwhile. The scores are not copied: of 32 sequences and
             # a large vocabulary they are megabytes.
@@ -123,8 +127,7 @@ class OpenVinoRunner:
             if self._file:
                 release(self._file.with_suffix(".bin"))
         logits = self._request.get_tensor("logits").data
-        needed = sum(chunk.rows for chunk in chunks)
-        return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
+        return ArrayLogits(logits.reshape(-1, logits.shape[-1])[: passed.rows])
 
     @property
     def page_form(self) -> str:
@@ -134,7 +137,9 @@ class OpenVinoRunner:
             for name, tensor in list(self._cache.items())[: len(self._memory)]
         ]
         options = {**self._options, "INFERENCE_NUM_THREADS": ""}
-        return f"openvino {ov.get_version()} {sorted(options.items())} {parts}" if parts else ""
+        exact = "" if self._spare is None else " exact"
+        form = f"openvino {ov.get_version()} {sorted(options.items())} {parts}{exact}"
+        return form if parts else ""
 
     def read_page(self, page: int) -> bytes:
         return b"".join(part.tobytes() for part in self._parts(page))
@@ -151,10 +156,9 @@ class OpenVinoRunner:
 
     def _parts(self, page: int) -> list[Any]:
         """Return what a page holds in the keys and values of each layer."""
-        sizes = (len(memory) // self.page_count for memory in self._memory)
         return [
             memory[page * size : (page + 1) * size]
-            for memory, size in zip(self._memory, sizes, strict=True)
+            for memory, size in zip(self._memory, self._part_bytes, strict=True)
         ]
 
     def _compile(self) -> None:
@@ -184,8 +188,12 @@ class OpenVinoRunner:
         if self._file:
             self.run([Chunk([0], 0, [0])])
             self._states.forget(0)
-            for part in self._memory:
-                part[: len(part) // self.page_count] = 0
+            self._clear(0)
+
+    def _clear(self, *pages: int) -> None:
+        for page in pages:
+            for part in self._parts(page):
+                part[:] = 0
 
     def _pass_adapters(self, keys: Sequence[str]) -> None:
         """Pass whose columns are whose, and the matrices if the rows need others than before."""
@@ -240,6 +248,8 @@ def make_runner(model: Path | Any, properties: Mapping[str, Any], **sizes: Any) 
     is told."""
     file = model if isinstance(model, Path) else None
     graph = read_model(str(file)) if file else model
+    if sizes.get("exact"):
+        check_graph(graph)
     kind = OpenVinoStateRunner if has_states(graph) else OpenVinoRunner
     return kind(graph, properties, file=file, **sizes)
 
@@ -281,37 +291,14 @@ def _is_attention(operation: Any) -> bool:
     return bool(operation.get_type_name() == "ScaledDotProductAttention")
 
 
-def _inputs(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    begins = [0, *accumulate(len(chunk.ids) for chunk in chunks)]
-    pages = [chunk.pages[: -(-chunk.stop // PAGE_SIZE)] for chunk in chunks]
-    needed = [
-        row
-        for chunk, stop in zip(chunks, begins[1:], strict=True)
-        for row in range(stop - chunk.rows, stop)
-    ]
-    return {
-        "input_ids": np.array([token for chunk in chunks for token in chunk.ids], np.int64),
-        "position_ids": np.concatenate(
-            [np.arange(chunk.start, chunk.stop, dtype=np.int64) for chunk in chunks]
-        ),
-        "past_lens": np.array([chunk.start for chunk in chunks], np.int32),
-        "subsequence_begins": np.array(begins, np.int32),
-        "block_indices": np.array([page for own in pages for page in own], np.int32),
-        "block_indices_begins": np.array([0, *accumulate(map(len, pages))], np.int32),
-        "max_context_len": np.array(max(chunk.stop for chunk in chunks), np.int32),
-        # A pass of which no row is needed computes one.
-        _NEEDED: np.array(needed or [0], np.int64),
-    }
-
-
 def _keep_needed_rows(model: Any) -> None:
     """Compute scores only of the rows that an additional input names.
 
     They are selected before the last product, which is a large part of a pass with a prompt.
     """
     ops = ov.opset13
-    rows = ops.parameter([-1], ov.Type.i64, name=_NEEDED)
-    rows.output(0).get_tensor().set_names({_NEEDED})
+    rows = ops.parameter([-1], ov.Type.i64, name=NEEDED)
+    rows.output(0).get_tensor().set_names({NEEDED})
     consumer = model.output("logits").get_node().input(0)
     node = consumer.get_source_output().get_node()
     while node.get_type_name() in _BY_ROW:
