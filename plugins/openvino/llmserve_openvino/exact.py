@@ -38,6 +38,10 @@ def check_config(config: Mapping[str, Any], options: Mapping[str, Any], name: st
         reason = "is a mixture of experts, each of which computes as many rows as are sent to it"
     elif options["kv_cache"] == "u8":
         reason = "would have its cache in 8 bits, where tokens share a scale"
+    elif options["dynamic_quantization"] == 0:
+        reason = (
+            "would have dynamic_quantization=0, with which compressed weights differ in bfloat16"
+        )
     elif options["adapters"]:
         reason = "would have adapters, which are computed together with those of others"
     if reason:

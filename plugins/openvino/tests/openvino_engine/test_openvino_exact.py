@@ -33,7 +33,7 @@ SIZES = {
 }  # fmt: skip
 COMPUTED = [
     ("fp32", "f32", 0), ("bf16", "f32", 0), ("bf16", "bf16", 0), ("int8", "f32", 32),
-    ("int8", "bf16", 32), ("int8", "bf16", 0), ("int4", "f32", 32), ("int4", "bf16", 32),
+    ("int8", "bf16", 32), ("int4", "f32", 32), ("int4", "bf16", 32),
 ]  # fmt: skip
 PAGES = 12
 
@@ -109,7 +109,7 @@ def alone(weights: str, computed: str, group: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("weights", "computed", "group"), COMPUTED)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_any_mix_has_the_same_bits(
     weights: str, computed: str, group: int, rng: random.Random
@@ -191,13 +191,14 @@ def test_a_single_token_has_two_rows_of_which_the_second_is_nobodys() -> None:
     [
         ({"num_local_experts": 8}, {}, "mixture of experts"),
         ({}, {"kv_cache": "u8"}, "cache in 8 bits"),
+        ({}, {"dynamic_quantization": 0}, "dynamic_quantization=0"),
         ({}, {"adapters": "a=b"}, "adapters"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(
     config: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
-    plain = {"kv_cache": "auto", "adapters": ""}
+    plain = {"kv_cache": "auto", "adapters": "", "dynamic_quantization": 32}
     check_config({"num_experts_per_tok": 1}, plain, "m")
     with pytest.raises(IncompatibleError, match=reason):
         check_config(config, {**plain, **options}, "m")
