@@ -31,21 +31,27 @@ _HINT = "leave out exact_batches"
 
 def check_config(config: Mapping[str, Any], options: Mapping[str, Any], name: str) -> None:
     """Refuse what no check would find in every case: before a long build."""
-    reason = ""
-    if any(
-        "experts" in key and isinstance(value, int) and value > 1 for key, value in config.items()
-    ):
+    reason, hint = "", _HINT
+    if _has_experts(config):
         reason = "is a mixture of experts, each of which computes as many rows as are sent to it"
     elif options["kv_cache"] == "u8":
         reason = "would have its cache in 8 bits, where tokens share a scale"
-    elif options["dynamic_quantization"] == 0:
-        reason = (
-            "would have dynamic_quantization=0, with which compressed weights differ in bfloat16"
-        )
+        hint = f"leave out kv_cache, or {_HINT}"
+    elif options["dynamic_quantization"] == 0 and options["dtype"] != "float32":
+        reason = "would have dynamic_quantization=0, with which int8 and int4 differ in bfloat16"
+        hint = f"leave out dynamic_quantization, choose dtype=float32, or {_HINT}"
     elif options["adapters"]:
         reason = "would have adapters, which are computed together with those of others"
     if reason:
-        raise IncompatibleError(f"exact_batches cannot be had: {name} {reason}", hint=_HINT)
+        raise IncompatibleError(f"exact_batches cannot be had: {name} {reason}", hint=hint)
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    return any(
+        ("experts" in key and isinstance(value, int) and value > 1)
+        or (isinstance(value, Mapping) and _has_experts(value))
+        for key, value in config.items()
+    )
 
 
 def check_graph(model: Any) -> None:

@@ -270,6 +270,14 @@ def test_a_converted_model_with_states_is_placed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "repository")]
     ended = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert not ended.returncode, ended.stderr[-300:]
+    with pytest.raises(IncompatibleError, match="exact_batches cannot be had: the model keeps"):
+        llmserve.build("openvino", str(tmp_path), output=tmp_path / "exact", exact_batches=True)
+
+
+def test_what_cannot_be_exact_is_refused_before_it_is_converted(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"exact_batches": True, "kv_cache": "u8"}
+    with pytest.raises(IncompatibleError, match="exact_batches cannot be had: demo would have"):
+        llmserve.build("openvino", "demo", output=tmp_path, **options)
 
 
 def test_pickled_weights_are_not_read_unasked(tmp_path: Path) -> None:
