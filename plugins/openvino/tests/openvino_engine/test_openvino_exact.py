@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import llmserve.graphs.formats as formats
-from llmserve.graphs import StoredWeights
+from llmserve.graphs import StoredWeights, WeightFormat, write
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import Chunk, Engine, Lora, LoraError, PromptLookup
 from llmserve.testing import ByteTokenizer, fake
@@ -45,8 +44,7 @@ def model(weights: str, family: str = "llama") -> Path:
     stored = StoredWeights(made)
     path = Path(mkdtemp(prefix="llmserve-exact-")) / "model.xml"
     important = importance(made, stored) if weights == "int4" else None
-    chosen = formats.WeightFormat(weights, 32)
-    formats.write(convert(made, stored), path, chosen, important)
+    write(convert(made, stored), path, WeightFormat(weights, 32), important)
     return path
 
 
