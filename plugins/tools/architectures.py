@@ -184,7 +184,7 @@ def tried(kind: str, plugins: Sequence[str]) -> Iterator[dict[str, str]]:
     from llmserve.graphs import StoredWeights
     from llmserve.runtime.causal import pages_of, random_texts
     from llmserve_iterative.runner import make_runner
-    from llmserve_openvino.runner import PAGE_SIZE
+    from llmserve_openvino.passes import PAGE_SIZE
     from llmserve_openvino.runner import make_runner as make_openvino
     from llmserve_openvino.trace import convert
 

@@ -12,7 +12,8 @@ import torch
 
 from llmserve.graphs import StoredWeights
 from llmserve.runtime.causal import off_by, pages_of, random_texts, scores
-from llmserve_openvino.runner import PAGE_SIZE, make_runner
+from llmserve_openvino.passes import PAGE_SIZE
+from llmserve_openvino.runner import make_runner
 
 _SCORED = 0.25
 """The share of a comparison after which only the model's own answers are left."""

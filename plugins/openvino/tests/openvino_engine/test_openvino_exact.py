@@ -26,7 +26,7 @@ from llmserve_openvino.runner import OpenVinoRunner, make_runner
 from llmserve_openvino.trace import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 64,
 }  # fmt: skip

@@ -23,7 +23,8 @@ from llmserve.testing.fake import generation
 from llmserve.testing.needs import read_size
 from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
 from llmserve_openvino.compare import difference
-from llmserve_openvino.runner import PAGE_SIZE, make_runner
+from llmserve_openvino.passes import PAGE_SIZE
+from llmserve_openvino.runner import make_runner
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import Trial, try_small
 
