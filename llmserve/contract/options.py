@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, ParamSpec
 
+from llmserve.contract.classes import CLASSES, LAST_CLASS
 from llmserve.contract.tensors import Tensor
 
 Kind = Literal["whole", "number", "flag", "text", "words", "ids", "biases", "object"]
@@ -297,6 +298,11 @@ class RequestOptions:
         "flag", "", "Keep what is computed of it longer than of others, up to half of the cache.",
         False, set_by="frontend",
     )  # fmt: skip
+    # Triton has a parameter `priority` of its own, which no model sees.
+    priority_class: int = _option(
+        "whole", "", "Its class in the engine's queue: a lower number goes first, and interrupts "
+        "others.", 0, low=CLASSES[0], high=LAST_CLASS, set_by="frontend",
+    )  # fmt: skip
     # See llmserve.contract.shared_stream.
     open_shared_stream: str | None = _option(
         "text", "", "Opens a stream of this name for the pieces of others' answers, instead of "
@@ -324,6 +330,7 @@ CACHE_SALT = OPTIONS["cache_salt"].name
 KEEP_LONGER = OPTIONS["keep_longer"].name
 SUFFIX = OPTIONS["suffix"].name
 EXTRA_FILES = OPTIONS["extra_files"].name
+PRIORITY_CLASS = OPTIONS["priority_class"].name
 OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
 SHARED_STREAM = OPTIONS["shared_stream"].name
 _OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)

@@ -1,5 +1,9 @@
 from llmserve.contract.bounded_json import BoundedJson as BoundedJson
 from llmserve.contract.bounded_json import parse_json as parse_json
+from llmserve.contract.classes import CLASSES as CLASSES
+from llmserve.contract.classes import LAST_CLASS as LAST_CLASS
+from llmserve.contract.classes import LATE_AFTER as LATE_AFTER
+from llmserve.contract.classes import LATE_EVERY as LATE_EVERY
 from llmserve.contract.images import ImageLimits as ImageLimits
 from llmserve.contract.images import image_url as image_url
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
@@ -24,6 +28,7 @@ from llmserve.contract.options import LOGIT_BIAS as LOGIT_BIAS
 from llmserve.contract.options import LOGPROBS as LOGPROBS
 from llmserve.contract.options import MAX_TOKENS as MAX_TOKENS
 from llmserve.contract.options import OPTIONS as OPTIONS
+from llmserve.contract.options import PRIORITY_CLASS as PRIORITY_CLASS
 from llmserve.contract.options import PROMPT_LOGPROBS as PROMPT_LOGPROBS
 from llmserve.contract.options import PROMPT_NAME as PROMPT_NAME
 from llmserve.contract.options import PROMPT_ONLY as PROMPT_ONLY

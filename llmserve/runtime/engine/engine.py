@@ -119,9 +119,7 @@ class Engine:
                 )
             key = self._adapters.find(name)
         beginning = self._pool.beginning(key, generation.params.cache_salt or "")
-        self._scheduler.waiting.append(
-            ScheduledSequence(generation, self._tokenizer, key, beginning)
-        )
+        self._scheduler.add(ScheduledSequence(generation, self._tokenizer, key, beginning))
 
     def drop(self, generation: Generation) -> None:
         """Remove a generation, running or waiting; its pages are free at once."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from llmserve.runtime.engine.adapters import Adapters
 from llmserve.runtime.engine.guessing import Chance
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
+from llmserve.runtime.engine.places import MOST_INTERRUPTIONS, PlaceInLine, TurnCount
 from llmserve.runtime.engine.runner import Chunk
 from llmserve.runtime.engine.states import States
 from llmserve.runtime.engine.warm import WarmPages
@@ -36,6 +37,7 @@ class ScheduledSequence:
         beginning: int = START,
     ) -> None:
         self.generation = generation
+        self.place = PlaceInLine(generation.params.priority_class)
         self.adapter = adapter
         """The key of its adapter, if it has one."""
         self.beginning = beginning
@@ -84,11 +86,16 @@ class ScheduledSequence:
         return prompt[start:stop] + answer[: max(0, stop - length)]
 
 
-class Scheduler:
-    """Runs sequences in order of arrival, as long as there are slots and pages.
+def _rank(sequence: ScheduledSequence) -> tuple[bool, int, int]:
+    return sequence.place.rank
 
-    Sequences take pages as they grow. When none is left, the newest running sequence returns to
-    the front of the queue, and its tokens are recomputed later.
+
+class Scheduler:
+    """Runs sequences by class and in order of arrival, as long as there are slots and pages.
+
+    Sequences take pages as they grow. When none is left, the last of the running sequences returns
+    to its place in the queue, and its tokens are recomputed later. So do those that run when one of
+    a class above comes and finds no room.
     """
 
     def __init__(
@@ -103,6 +110,9 @@ class Scheduler:
         warm: WarmPages | None = None,
     ) -> None:
         self.pool = pool
+        self.clock: Callable[[], float] = time.monotonic
+        self._turns = TurnCount(max_sequences)
+        self._arrivals = 0
         self._states = states
         self._warm = warm
         self.filling = 0.0
@@ -116,9 +126,15 @@ class Scheduler:
         self.share_prefixes = share_prefixes and (states is None or states.are_copied)
         self.max_sequences = max_sequences
         self.pace = pace
-        self.waiting: deque[ScheduledSequence] = deque()
+        self.waiting: list[ScheduledSequence] = []
         self.running: list[ScheduledSequence] = []
-        """In order of arrival."""
+        """Both in the order in which they go."""
+
+    def add(self, sequence: ScheduledSequence) -> None:
+        """Have a sequence wait for its turn."""
+        self._arrivals += 1
+        sequence.place.arrival = self._arrivals
+        self._wait(sequence)
 
     def next_singles(self) -> list[ScheduledSequence]:
         """Admit what has space, and return the sequences that are answering."""
@@ -132,6 +148,8 @@ class Scheduler:
         pieces of sequences with several uncomputed tokens: new prompts, and runs of tokens that a
         constraint forced."""
         self._admit()
+        now = self.clock()
+        self._keep_late(now)
         plan: list[tuple[ScheduledSequence, Chunk]] = []
         answers_wait = any(each.is_answering for each in self.running)
         budget = self.pace.tokens(answers_wait=answers_wait)
@@ -145,7 +163,11 @@ class Scheduler:
                         ids, rows = chunk.ids + guessed, 1 + len(guessed)
                         chunk = replace(chunk, ids=ids, rows=rows)
                     plan.append((sequence, chunk))
-            elif budget and self._grow(sequence):
+            elif not budget:
+                # The prompts of classes above are read first.
+                sequence.place.wait(now)
+            elif self._grow(sequence):
+                sequence.place.go_on(now)
                 if sequence.is_warm and not self._fill(sequence, answers_wait=answers_wait):
                     continue
                 sequence.is_read = True
@@ -245,7 +267,7 @@ class Scheduler:
     def pass_failed(self) -> None:
         """Begin again with all sequences whose states may be of a pass that failed."""
         while self._states is not None and self.running:
-            self._requeue_newest()
+            self._requeue_last()
 
     def remove(self, sequence: ScheduledSequence) -> None:
         """Remove a running or waiting sequence; its pages are free at once."""
@@ -256,41 +278,107 @@ class Scheduler:
             self._release(sequence)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_sequences:
-            sequence = self.waiting[0]
-            # The last token is always computed: the next one is chosen from its logits.
-            reusable = sequence.tokens(0, sequence.length - 1)
-            if sequence.generation.wants_prompt_logits or not self.share_prefixes:
-                reusable = []  # The cache does not keep logits.
-            if self._states is not None:
-                reusable = self._with_state(sequence, reusable)
-            pages, content = self.pool.share(reusable, sequence.beginning)
-            give_back = partial(self.pool.release, pages, longer=sequence.is_kept_longer)
-            missing = self.pool.pages_for(sequence.length) - len(pages)
-            # A page for each of the others to grow keeps it from being requeued at once.
-            if missing + len(self.running) > self.pool.available:
-                give_back()
-                return
-            try:
-                is_held = self._hold(sequence)
-            except Exception as error:
-                give_back()
-                self.failed.append((self.waiting.popleft().generation, error))
-                continue
-            if not is_held:
-                give_back()
-                return
-            self.running.append(self.waiting.popleft())
-            sequence.pages, sequence.published = pages, len(pages)
-            sequence.last_content = content
-            sequence.computed = len(pages) * self.pool.page_size
-            if self._states is not None:
-                sequence.state = self._states.begin(content if pages else None)
-            if sequence.generation.cached_tokens is None:
-                # Not again when it gets its pages back: these are of its own tokens.
-                sequence.generation.cached_tokens = sequence.computed
-            self._warm_up(sequence, reusable)
-            self._grow(sequence)
+        now = self.clock()
+        while self.waiting:
+            sequence, is_late = self._next(now)
+            while not self._begin(sequence, keep=is_late):
+                if not self._interrupt_for(sequence, is_late=is_late):
+                    return
+            self._turns.begin(is_late=is_late)
+
+    def _next(self, now: float) -> tuple[ScheduledSequence, bool]:
+        """Return whose turn it is, and whether it has waited too long for those above it."""
+        first, last = self.waiting[0], self.waiting[-1]
+        is_mixed = first.place.number != last.place.number and not first.place.is_kept
+        if is_mixed and self._turns.is_of_late and self._may_keep():
+            late = [each for each in self.waiting if each.place.is_late(now)]
+            longest = max(late, key=lambda each: each.place.total(now), default=first)
+            if longest.place.number != first.place.number:
+                return longest, True
+        # While none of a class above waits, the next may come before it has got anywhere.
+        was_interrupted = first.place.interruptions >= MOST_INTERRUPTIONS
+        return first, was_interrupted and not first.place.is_kept and self._may_keep()
+
+    def _may_keep(self) -> bool:
+        """Return whether one more may keep its place."""
+        kept = sum(each.place.is_kept for each in (*self.running, *self.waiting))
+        return self._turns.has_room(kept)
+
+    def _keep_late(self, now: float) -> None:
+        """Have one keep its place that runs, and was not read for too long for those above it."""
+        above = min((each.place.number for each in self.running), default=0)
+        late = [
+            each
+            for each in self.running
+            if each.place.since is not None
+            and each.place.number > above
+            and not each.place.is_kept
+            and each.place.is_late(now)
+        ]
+        if late and self._may_keep():
+            longest = max(late, key=lambda each: each.place.total(now))
+            self.running.remove(longest)
+            longest.place.is_kept = True
+            insort(self.running, longest, key=_rank)
+
+    def _interrupt_for(self, sequence: ScheduledSequence, *, is_late: bool) -> bool:
+        """Have one of a class below wait instead; return whether there was any.
+
+        For one that has waited too long, it may be of the same class: the classes above would have
+        to wait for its end as well.
+        """
+        last = self.running[-1].place if self.running else None
+        if last is None or last.is_kept or last.number < sequence.place.number + (not is_late):
+            return False
+        self._requeue_last()
+        last.interruptions += 1
+        return True
+
+    def _begin(self, sequence: ScheduledSequence, *, keep: bool) -> bool:
+        """Have a waiting sequence run if there is room for it; return whether it waits no more.
+
+        With ``keep``, it keeps its place then.
+        """
+        if len(self.running) >= self.max_sequences:
+            return False
+        # The last token is always computed: the next one is chosen from its logits.
+        reusable = sequence.tokens(0, sequence.length - 1)
+        if sequence.generation.wants_prompt_logits or not self.share_prefixes:
+            reusable = []  # The cache does not keep logits.
+        if self._states is not None:
+            reusable = self._with_state(sequence, reusable)
+        pages, content = self.pool.share(reusable, sequence.beginning)
+        give_back = partial(self.pool.release, pages, longer=sequence.is_kept_longer)
+        missing = self.pool.pages_for(sequence.length) - len(pages)
+        # A page for each of the others to grow keeps it from being requeued at once.
+        if missing + len(self.running) > self.pool.available:
+            give_back()
+            return False
+        try:
+            is_held = self._hold(sequence)
+        except Exception as error:
+            give_back()
+            self.waiting.remove(sequence)
+            self.failed.append((sequence.generation, error))
+            return True
+        if not is_held:
+            give_back()
+            return False
+        self.waiting.remove(sequence)
+        sequence.place.go_on(self.clock())
+        sequence.place.is_kept |= keep
+        insort(self.running, sequence, key=_rank)
+        sequence.pages, sequence.published = pages, len(pages)
+        sequence.last_content = content
+        sequence.computed = len(pages) * self.pool.page_size
+        if self._states is not None:
+            sequence.state = self._states.begin(content if pages else None)
+        if sequence.generation.cached_tokens is None:
+            # Not again when it gets its pages back: these are of its own tokens.
+            sequence.generation.cached_tokens = sequence.computed
+        self._warm_up(sequence, reusable)
+        self._grow(sequence)
+        return True
 
     def _warm_up(self, sequence: ScheduledSequence, reusable: list[int]) -> None:
         """Name the pages that a sequence shares, and have those after them looked for on disk."""
@@ -323,26 +411,32 @@ class Scheduler:
         return self._adapters.hold(sequence.generation.params.adapter or "", sequence.adapter)
 
     def _grow(self, sequence: ScheduledSequence) -> bool:
-        """Give a sequence pages for all its tokens, if necessary those of the newest sequences.
+        """Give a sequence pages for all its tokens, if necessary those of the last sequences.
 
-        Returns whether the sequence still runs: it may have been the newest itself.
+        Returns whether the sequence still runs: it may have been the last itself.
         """
         while len(sequence.pages) < self.pool.pages_for(sequence.length):
             if (page := self._take(sequence)) is not None:
                 sequence.pages.append(page)
                 continue
-            if self._requeue_newest() is sequence:
+            last = self._requeue_last()
+            if last is sequence:
                 return False
+            last.place.interruptions += last.place.number > sequence.place.number
         return True
 
     def _take(self, sequence: ScheduledSequence) -> int | None:
         return self.pool.take(*sequence.pages[-1:], longer=sequence.is_kept_longer)
 
-    def _requeue_newest(self) -> ScheduledSequence:
-        newest = self.running.pop()
-        self._release(newest)
-        self.waiting.appendleft(newest)
-        return newest
+    def _requeue_last(self) -> ScheduledSequence:
+        last = self.running.pop()
+        self._release(last)
+        self._wait(last)
+        return last
+
+    def _wait(self, sequence: ScheduledSequence) -> None:
+        sequence.place.wait(self.clock())
+        insort(self.waiting, sequence, key=_rank)
 
     def _release(self, sequence: ScheduledSequence) -> None:
         if self._states is not None and sequence.pages:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmserve.contract.classes import LAST_CLASS
 from llmserve.runtime import DraftModel, Engine, Generation, Guesser, PromptLookup
 from llmserve.runtime.engine.guessing import Price
 from llmserve.runtime.engine.page_files import PageFiles
@@ -33,6 +34,7 @@ options = st.fixed_dictionaries(
         "prompt_logprobs": st.integers(0, 2),
         "logit_bias": st.just({3: 5.0}),
         "keep_longer": st.booleans(),
+        "priority_class": st.sampled_from([-1, 1, LAST_CLASS]),
     },
 )
 requests = st.fixed_dictionaries(
