@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llmserve.runtime import Adapters, Generation, Progress, RequestError, Tokenizer
+from llmserve.runtime.contract import CLASSES, LATE_AFTER, LATE_EVERY
 from llmserve_vllm import library
 from llmserve_vllm.load import Model
 from llmserve_vllm.translate import (
@@ -22,6 +24,8 @@ from llmserve_vllm.translate import (
 # How long a step without an answer takes at least: no sequence can run while vLLM compiles what a
 # form allows. One that has computed a part of a long prompt has taken longer.
 _PAUSE = 0.001
+_FIRST = CLASSES[0] - 1
+"""A class above all that requests may have."""
 _NATURAL_ENDS = ("stop", "length", "repetition")
 
 
@@ -32,12 +36,23 @@ class _Running:
     """How many of the next tokens it has already, from before it came back."""
     adapter: str
     """The key of the adapter that it holds, if it has one."""
+    number: int
+    """Its class."""
+    since: float
+    """When it got its last token, or was passed on."""
 
 
 class VllmStepper:
     """Decodes generations with vLLM, which schedules them and chooses their tokens."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, adapters: Adapters) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        adapters: Adapters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._model = model
         self._tokenizer = tokenizer
         self._adapters = adapters
@@ -95,7 +110,7 @@ class VllmStepper:
                 self._adapters.release(key)
             raise
 
-    def _add(self, generation: Generation, key: str) -> None:
+    def _add(self, generation: Generation, key: str, number: int | None = None) -> None:
         # One with a seed or a form begins again, with the same tokens. Any other goes on from
         # those that it has, as if they were the prompt's.
         known = len(generation.token_ids) if is_repeatable(generation.params) else 0
@@ -105,18 +120,22 @@ class VllmStepper:
         )
         prompt = generation.prompt_ids + generation.token_ids[:answered]
         name = str(next(self._names))
+        if number is None:
+            number = generation.params.priority_class
+        classes = {"priority": number} if self._model.has_classes else {}
         try:
             self._model.engine.add_request(
                 name,
                 library.tokens_input(prompt),
                 params,
                 lora_request=self._model.adapters.request(key) if key else None,
+                **classes,
             )
         except ValueError as error:
             raise RequestError(f"vLLM refuses the request: {first_line(error)}") from None
         # From here on, vLLM enforces it.
         generation.constraint = None
-        self._running[name] = _Running(generation, known, key)
+        self._running[name] = _Running(generation, known, key, number, self._clock())
 
     def step(self) -> Progress:
         """Run a step of vLLM's engine, and push what it has chosen.
@@ -135,11 +154,13 @@ class VllmStepper:
             self._held_back.clear()
             self._model.discard()
             raise
+        now = self._clock()
         for output in outputs:
             # One that was dropped may still get a last token.
             if running := self._running.get(output.request_id):
                 if output.finished:
                     self._forget(output.request_id)
+                running.since = now
                 try:
                     _push(running, output)
                 except Exception as error:
@@ -147,6 +168,8 @@ class VllmStepper:
                     self.drop(running.generation)
                 if running.generation.done:
                     self.drop(running.generation)
+        if self._model.has_classes:
+            self._raise_late(now, progress)
         if not outputs:
             time.sleep(max(0.0, _PAUSE - (time.perf_counter() - started)))
         return progress
@@ -171,6 +194,32 @@ class VllmStepper:
                 self._pass_on(generation, key)
             except RequestError as error:
                 progress.failed.append((generation, error))
+
+    def _raise_late(self, now: float, progress: Progress) -> None:
+        """Have one go before all others that has got nothing for too long for those above it.
+
+        It is passed on again, in a class of its own, as long as no more than one in
+        :data:`LATE_EVERY` is there.
+        """
+        running = self._running.values()
+        above = min((each.number for each in running if each.number != _FIRST), default=_FIRST)
+        late = {
+            name: each.since
+            for name, each in self._running.items()
+            if each.number > above and now - each.since >= LATE_AFTER
+        }
+        first = sum(each.number == _FIRST for each in running)
+        if not late or first >= max(1, len(running) // LATE_EVERY):
+            return
+        name = min(late, key=lambda name: late[name])
+        raised = self._running.pop(name)
+        self._model.engine.abort_request([name])
+        try:
+            self._add(raised.generation, raised.adapter, _FIRST)
+        except RequestError as error:
+            if raised.adapter:
+                self._adapters.release(raised.adapter)
+            progress.failed.append((raised.generation, error))
 
     def _forget(self, name: str) -> None:
         running = self._running.pop(name)

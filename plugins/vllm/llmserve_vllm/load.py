@@ -60,6 +60,8 @@ class Model:
         )
         if self._arguments.get("enable_lora") and library.current_platform.is_cpu():
             workarounds.leave_rows_without_adapters()
+        self.has_classes = self._arguments.get("scheduling_policy") == "priority"
+        """Whether vLLM is told the classes of requests, which it only heeds under this policy."""
         self.usage = Usage()
         self._engine: Any = self._load()
         config = self._engine.vllm_config

@@ -127,6 +127,7 @@ class _Request:
     prompt: list[int]
     params: SamplingParams
     lora: LoRARequest | None
+    priority: int
     given: int = 0
 
 
@@ -172,10 +173,12 @@ class LLMEngine:
         prompt: Mapping[str, Any],
         params: Any,
         lora_request: LoRARequest | None = None,
+        priority: int = 0,
     ) -> str:
         if params.seed == 13:
             raise ValueError("unlucky\nand more")
-        self.requests[request_id] = _Request(list(prompt["prompt_token_ids"]), params, lora_request)
+        prompt_ids = list(prompt["prompt_token_ids"])
+        self.requests[request_id] = _Request(prompt_ids, params, lora_request, priority)
         return f"{request_id}-internal"
 
     def abort_request(self, request_ids: list[str]) -> None:
@@ -189,7 +192,8 @@ class LLMEngine:
         if self.empty_steps:
             self.empty_steps -= 1
             return []
-        running = list(self.requests.items())[:2]
+        # The lower number goes first, as with vLLM's scheduling_policy "priority".
+        running = sorted(self.requests.items(), key=lambda item: item[1].priority)[:2]
         outputs = [self._next(name, request) for name, request in running]
         for output in outputs:
             if output.finished:

@@ -16,6 +16,7 @@ from llmserve.runtime import (
     TextFormatter,
     run_batch,
 )
+from llmserve.runtime.contract import LATE_AFTER
 from llmserve.testing import ByteTokenizer, generation
 
 from .scripted import LLMEngine, scripted  # noqa: F401
@@ -57,6 +58,7 @@ def test_a_model_is_loaded_with_the_arguments_of_its_build(generator: Any, tmp_p
     assert arguments["model"] == arguments["tokenizer"] == str(tmp_path / "model")
     assert arguments["max_num_seqs"] == 8
     assert arguments["dtype"] == "float32"
+    assert "scheduling_policy" not in arguments
     assert arguments["structured_outputs_config"] == {"backend": "guidance"}
     assert (generator.context_length, generator.eos_ids) == (64, frozenset({0}))
 
@@ -342,3 +344,45 @@ def test_a_form_that_cannot_be_enforced_is_refused_before_vllm_sees_it(
         assert good.text == "abaab"
     finally:
         formatter.close()
+
+
+def test_vllm_is_told_classes_if_it_heeds_them(generator: Any, tmp_path: Path) -> None:
+    from llmserve_vllm.generator import VllmGenerator
+
+    def told(made: Any) -> int:
+        made.stepper(ByteTokenizer()).admit(ask(priority_class=-3))
+        return list(engine().requests.values())[-1].priority
+
+    assert told(generator) == 0
+    settings = {**SETTINGS, "engine_args": {"scheduling_policy": "priority"}}
+    assert told(VllmGenerator(settings, tmp_path)) == -3
+
+
+def test_a_class_above_goes_first_and_nobody_starves(generator: Any) -> None:
+    from llmserve_vllm.engine import VllmStepper
+
+    now = 0.0
+    tokenizer = ByteTokenizer()
+    adapters = generator.stepper(tokenizer)._adapters
+    generator._model.has_classes = True
+    stepper = VllmStepper(generator._model, tokenizer, adapters, clock=lambda: now)
+    below = [ask("low", 3, priority_class=1001), ask("law", 3, priority_class=1001, seed=1)]
+    others: list[Generation] = []
+    for each in below:
+        stepper.admit(each)
+    stepper.step()
+    ended: list[float] = []
+    # Two run at once, and there are always two of a class above.
+    while len(ended) < len(below) and now < 200:
+        others = [each for each in others if not each.done]
+        while len(others) < 2:
+            others.append(ask("above", 4))
+            stepper.admit(others[-1])
+        now += 1
+        assert not stepper.step().failed
+        ended += [now] * (sum(each.done for each in below) - len(ended))
+    # Each goes on at the latest after its patience and the answer of the other.
+    assert LATE_AFTER <= ended[0] <= ended[1] <= LATE_AFTER + 2 * 3 + 2
+    # What is scripted repeats its prompt: "low" and the token that it had, and then again; the one
+    # with a seed begins again, and says nothing twice.
+    assert ["".join(map(chr, each.token_ids)) for each in below] == ["llo", "law"]
