@@ -125,7 +125,7 @@ class ScriptedServe:
 
     async def _hold(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         loop = asyncio.get_running_loop()
-        hold = Hold(request["model"], loop.create_future(), request["load"])
+        hold = Hold(request["model"], loop.create_future(), request["load"], request["priority"])
         self._desired.holds.append(hold)
         self._consider()
         try:

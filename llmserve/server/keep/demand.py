@@ -3,7 +3,8 @@
 Whoever sends requests to a model holds it meanwhile. A model that has to go gets no new holds and
 is unloaded when the last hold ends, so that it answers nothing any more (see
 workarounds.UNLOADED_AT_WORK). Of the models that nobody holds, the least recently used goes first.
-Who waits is served in the order of arrival, and nobody overtakes.
+Who waits is served by class, the lower number first, and within a class in the order of arrival.
+Once a model has been waited for for :data:`LATE_AFTER` seconds, nobody overtakes it any more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from llmserve.contract.classes import LATE_AFTER
 from llmserve.contract.failures import back_off
 from llmserve.contract.report import OnDemandReport
 from llmserve.errors import LLMServeError, ModelNotReadyError, NotLoadedError
@@ -82,6 +84,8 @@ class _Model:
     used_at: float
     holds: set[Hold] = field(default_factory=set)
     waiting: list[Hold | Order] = field(default_factory=list)
+    since: float | None = None
+    """Since when it is waited for."""
     unload_orders: list[Order] = field(default_factory=list)
     doing: Literal["", "load", "unload", "undo"] = ""
     """What happens to it; what is left of a load that has failed is undone."""
@@ -294,9 +298,15 @@ class Demand:
     # What is to be loaded and unloaded
 
     def _plan(self, models: Models, now: float) -> None:
-        self._queue = [model for model in self._queue if model.waiting]
         for model in self._models.values():
             model.victim = False
+            if not model.waiting:
+                model.since = None
+            elif model.since is None:
+                model.since = now
+        waited_for = [model for model in self._queue if model.waiting]
+        # It is stable: those of a class stay in the order of their arrival.
+        self._queue = sorted(waited_for, key=lambda model: _turn(model, now))
         before: list[_Model] = []
         for model in list(self._queue):
             if self._takes_holds(model, models):
@@ -410,6 +420,15 @@ class Demand:
 
     def _tell(self, line: str) -> None:
         self._steps.append(Tell(line))
+
+
+def _turn(model: _Model, now: float) -> tuple[bool, float]:
+    """Return what models that are waited for are sorted by."""
+    if model.since is not None and now - model.since >= LATE_AFTER:
+        return False, model.since
+    # Who orders something is of the usual class.
+    of = [each.priority if isinstance(each, Hold) else 0 for each in model.waiting]
+    return True, min(of, default=0)
 
 
 def _failed(model: _Model, left: float) -> NotLoadedError:

@@ -52,6 +52,8 @@ class Hold:
     granted: asyncio.Future[None]
     load: bool = True
     """Whether the model is loaded for it, if need be."""
+    priority: int = 0
+    """The class of who asks: models for the lower number are loaded first."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``report`` returns something else."""
     place: int = 0

@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from llmserve.client import EXPLAINED, Logprob, Parting
+from llmserve.contract.classes import LAST_CLASS
 from llmserve.contract.live_answer import LiveAnswer
-from llmserve.contract.options import CACHE_SALT
+from llmserve.contract.options import CACHE_SALT, PRIORITY_CLASS
 from llmserve.contract.report import FaultReport
 from llmserve.errors import LLMServeError, RequestRejectedError
 from llmserve.repository.repository import Model
@@ -175,11 +176,14 @@ async def _score(
     info = await client.model(model)
     if "prompt_logprobs" not in info.inputs:
         raise UnjudgedError("it tells no log-probabilities of a prompt")
-    salt = {CACHE_SALT: secrets.token_hex(16)} if info.made_by_llmserve else {}
+    # Whoever asks meanwhile goes first.
+    own: dict[str, Any] = {CACHE_SALT: secrets.token_hex(16), PRIORITY_CLASS: LAST_CLASS}
+    if not info.made_by_llmserve:
+        own = {}
     ids = [*prompt, *answer]
     try:
         said = await client.generate(
-            model, input_ids=ids, prompt_logprobs=1, max_tokens=1, temperature=0.0, **salt,
+            model, input_ids=ids, prompt_logprobs=1, max_tokens=1, temperature=0.0, **own,
             timeout=PATIENCE, **_with(adapter),
         )  # fmt: skip
     except RequestRejectedError as error:

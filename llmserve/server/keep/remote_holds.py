@@ -33,16 +33,25 @@ class Holds:
 
     @asynccontextmanager
     async def hold(
-        self, model: str, *, load: bool = True, on_place: Callable[[int], None] = lambda _: None
+        self,
+        model: str,
+        *,
+        load: bool = True,
+        on_place: Callable[[int], None] = lambda _: None,
+        priority: int = 0,
     ) -> AsyncIterator[None]:
         """Have a model loaded, and keep it while the block runs.
 
-        ``on_place`` is called with which of the models that are to be loaded it is, from 1. Without
-        ``load``, :class:`llmserve.errors.NotLoadedError` is raised if it is not loaded.
+        Models for a lower ``priority`` are loaded first. ``on_place`` is called with which of the
+        models that are to be loaded it is, from 1. Without ``load``,
+        :class:`llmserve.errors.NotLoadedError` is raised if it is not loaded.
         """
         shared = self._shared.get(model)
+        if shared and load and priority < shared.priority and not shared.held.done():
+            # It asks anew, and who comes after it waits with it.
+            shared.going = True
         if shared is None or shared.going or not (load or shared.held.done()):
-            shared = _Shared(self._control, model, load=load)
+            shared = _Shared(self._control, model, load=load, priority=priority)
             if load:
                 self._shared[model] = shared
         shared.listeners.append(on_place)
@@ -62,14 +71,15 @@ class Holds:
 class _Shared:
     """One connection to ``serve``, which holds a model until it is closed."""
 
-    def __init__(self, control: Path, model: str, *, load: bool) -> None:
+    def __init__(self, control: Path, model: str, *, load: bool, priority: int) -> None:
         self.listeners: list[Callable[[int], None]] = []
         self.place = 0
         self.going = False
         loop = asyncio.get_running_loop()
         self.held: asyncio.Future[None] = loop.create_future()
         self._control = control
-        self._request = {"do": "hold", "model": model, "load": load}
+        self.priority = priority
+        self._request = {"do": "hold", "model": model, "load": load, "priority": priority}
         self._task = loop.create_task(self._run())
 
     def close(self) -> None:

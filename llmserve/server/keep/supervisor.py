@@ -157,7 +157,11 @@ class Socket:
             yield {"failed": "this server has all of its models loaded", "code": "not_ready"}
             return
         name, load = str(request.get("model")), bool(request.get("load", True))
-        hold = self.reconciler.hold(name, load=load)
+        priority = request.get("priority", 0)
+        if type(priority) is not int:
+            yield {"failed": "the class of a request is a whole number", "code": "not_ready"}
+            return
+        hold = self.reconciler.hold(name, load=load, priority=priority)
         try:
             while True:
                 hold.changed.clear()

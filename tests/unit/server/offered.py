@@ -75,8 +75,8 @@ class Offered:
 
     # What is asked
 
-    def hold(self, name: str, *, load: bool = True) -> Hold:
-        hold = Hold(name, asyncio.get_running_loop().create_future(), load)
+    def hold(self, name: str, *, load: bool = True, priority: int = 0) -> Hold:
+        hold = Hold(name, asyncio.get_running_loop().create_future(), load, priority)
         self.desired.holds.append(hold)
         self.check()
         return hold

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.contract.classes import LATE_AFTER
 from llmserve.contract.report import OnDemandReport
 from llmserve.errors import ModelNotReadyError, NotLoadedError, ServerError
 from llmserve.server.keep.desired import Hold, OnDemand
@@ -429,5 +430,51 @@ def test_everyone_is_served_and_the_limit_is_kept(seed: int, limit: int, by_memo
         await settled()
         assert models.most[0] <= limit
         assert not any(report_of(one, name).waited_for for name in "abcdef")
+
+    go(scenario())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order"),
+    [(1, ["above", "usual", "batch"]), (LATE_AFTER, ["batch", "usual", "above"])],
+)
+def test_models_are_loaded_by_class_until_one_was_waited_for_too_long(
+    seconds: float, order: list[str]
+) -> None:
+    async def scenario() -> None:
+        models = Models(first=1, batch=1, usual=1, above=1)
+        one, clock = demand(models, max_loaded=1)
+        first = one.hold("first")
+        await first.granted
+        batch = one.hold("batch", priority=1001)
+        clock.now += 1
+        waiting = [batch, one.hold("usual")]
+        clock.now += seconds
+        waiting.append(one.hold("above", priority=-1))
+        assert {each.model: each.place for each in waiting} == {
+            name: place for place, name in enumerate(order, start=1)
+        }
+        one.release(first)
+        while waiting:
+            await settled()
+            (granted,) = (each for each in waiting if each.granted.done())
+            waiting.remove(granted)
+            one.release(granted)
+        await settled()
+        assert [line[1:] for line in models.history if line[0] == "+"] == ["first", *order]
+
+    go(scenario())
+
+
+def test_a_class_above_that_waits_for_the_same_model_has_it_loaded_first() -> None:
+    async def scenario() -> None:
+        models = Models(first=1, a=1, b=1)
+        one, _ = demand(models, max_loaded=1)
+        first = one.hold("first")
+        await first.granted
+        a, b = one.hold("a"), one.hold("b", priority=5)
+        assert (a.place, b.place) == (1, 2)
+        above = one.hold("b", priority=-5)
+        assert (a.place, b.place, above.place) == (2, 1, 1)
 
     go(scenario())

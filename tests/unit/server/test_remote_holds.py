@@ -158,3 +158,27 @@ def test_a_serve_that_is_about_to_hold_models_is_asked_again(
                 await waiting
 
     asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_class_above_asks_anew_for_a_model_that_others_wait_for(tmp_path: Path) -> None:
+    async def go() -> None:
+        models, path = Models(), tmp_path / "sock"
+        holds = Holds(path)
+
+        async def waits(priority: int) -> None:
+            async with holds.hold("b", priority=priority):
+                pass
+
+        async with serving(path, models) as offered:
+            assert offered is not None
+            async with holds.hold("a"):
+                asked = [asyncio.ensure_future(waits(priority)) for priority in (3, 5, -1, 0)]
+                while len(offered.desired.holds) < 3:
+                    await asyncio.sleep(0.001)
+                # Who is below shares the hold of who is above.
+                assert sorted(each.priority for each in offered.desired.holds) == [-1, 0, 3]
+            await asyncio.gather(*asked)
+            assert models.history[:3] == ["+a", "-a", "+b"]
+            assert not holds._shared
+
+    asyncio.run(asyncio.wait_for(go(), 20))
