@@ -22,6 +22,10 @@ _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _MODEL = ("model_name",)
 _ADAPTER = "adapter"
 """The label of counters of a request that an adapter has answered; others do not have it."""
+_KEY = "key"
+_MOST_KEYS = 1000
+_OTHERS = "-"
+"""The name under which keys are counted once there are so many names."""
 _NO_MODEL = "-"
 """The name under which requests are counted that reach no model."""
 
@@ -100,6 +104,11 @@ class Metrics:
         )
         refused = "Refused requests by status"
         self._refused = counter("llmserve_refused", refused, ("status",))
+        of_key = "Requests of a key that had a slot"
+        self._key_requests = counter("llmserve_key_requests", of_key, (_KEY,))
+        of_key = "Tokens of a key's prompts and answers"
+        self._key_tokens = counter("llmserve_key_tokens", of_key, (_KEY, "of"))
+        self._key_names: set[str] = set()
 
         self._release_share = gauge(
             "llmserve_release_share", "Share of users whom the new build of a model answers"
@@ -165,6 +174,8 @@ class Metrics:
         self._requests.labels(record.model or _NO_MODEL, record.adapter, record.outcome).inc()
         if record.outcome == "refused":
             self._refused.labels(record.status).inc()
+        if record.key and record.admitted is not None:
+            self._count_key(record)
         if not record.model or record.admitted is None:
             return
         first, end = record.first_output, record.ended
@@ -175,6 +186,14 @@ class Metrics:
             if record.output_tokens > 1:
                 mean = (end - first) / (record.output_tokens - 1)
                 self._token_time.labels(record.model).observe(mean)
+
+    def _count_key(self, record: RequestRecord) -> None:
+        if len(self._key_names) < _MOST_KEYS:
+            self._key_names.add(record.key)
+        name = record.key if record.key in self._key_names else _OTHERS
+        self._key_requests.labels(name).inc()
+        self._key_tokens.labels(name, "prompt").inc(record.input_tokens)
+        self._key_tokens.labels(name, "answer").inc(record.output_tokens)
 
     def update(
         self,
@@ -217,20 +236,26 @@ class Metrics:
         for name, fraction in usage.items():
             self._caches.labels(name).set(fraction)
 
-    def text(self, models: Collection[str] = ()) -> bytes:
-        """Return the metrics in Prometheus' text format; of these models only, if any is named."""
+    def text(self, models: Collection[str] = (), keys: Collection[str] | None = None) -> bytes:
+        """Return the metrics in Prometheus' text format.
+
+        They are of these models only, if any is named, and of these keys, None for all.
+        """
         # The tokens of long streams are counted here while they run, at no cost to their pieces.
         for request in self._running_requests:
             self._count_tokens(request)
-        return generate_latest(cast(Any, _Selection(self.registry, models)))
+        return generate_latest(cast(Any, _Selection(self.registry, models, keys)))
 
 
 class _Selection:
-    """The metrics of a registry, without the samples of other models."""
+    """The metrics of a registry, without the samples of other models and of other keys."""
 
-    def __init__(self, registry: CollectorRegistry, models: Collection[str]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, models: Collection[str], keys: Collection[str] | None
+    ) -> None:
         self._registry = registry
         self._models = models
+        self._keys = keys
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
@@ -239,6 +264,8 @@ class _Selection:
             yield selected
 
     def _is_visible(self, sample: Any) -> bool:
+        if (key := sample.labels.get(_KEY)) is not None:
+            return self._keys is None or key in self._keys
         model = sample.labels.get(_MODEL[0], _NO_MODEL)
         named = Named(model, sample.labels.get(_ADAPTER, "")).full
         return not self._models or bool({model, named} & {*self._models, _NO_MODEL})

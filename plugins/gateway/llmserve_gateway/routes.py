@@ -305,7 +305,11 @@ class Routes:
         if loads := self._gateway.loads:
             metrics.update_loads(supervised, loads.waiting)
         metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))
-        return Response(metrics.text(key.measured_models if key else ()), media_type=_METRICS_TYPE)
+        models = key.measured_models if key else ()
+        # What others use is for who measures all of it.
+        sees_all = key is not None and key.all_metrics
+        keys = None if sees_all else [key.name] if key else []
+        return Response(metrics.text(models, keys), media_type=_METRICS_TYPE)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
         del request

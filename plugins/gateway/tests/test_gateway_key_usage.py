@@ -30,6 +30,8 @@ from .gateways import NO_TRITON, TEXT, Triton, app_before
 
 
 class Closing(Triton):
+    all: tuple[Any, ...] = ()
+
     async def close(self) -> None:
         pass
 
@@ -176,3 +178,43 @@ def test_a_name_in_the_table_tells_the_terminal_nothing(tmp_path: Path) -> None:
     days: dict[Any, Used] = {("\x1b[2J", "\x1b]0;evil\x07"): Used(1)}
     add_usage(tmp_path / "keys", days)
     assert "\x1b" not in shown(tmp_path / "keys")
+
+
+def test_metrics_count_by_key_and_show_others_to_who_measures_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve_gateway.metrics._MOST_KEYS", 2)
+    file = tmp_path / "keys"
+    keys = {name: new_key(file, name) for name in ("alice", "bob", "carol", "dora")}
+    keys["all"] = new_key(file, "all", models=["none"], all_metrics=True)
+
+    async def go(*asking: str, is_open: bool) -> dict[str, list[str]]:
+        app = app_before(Closing(), Settings(NO_TRITON, keys=file, open_metrics=is_open))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+
+            async def lines(key: str) -> list[str]:
+                answer = await client.get("/metrics", headers={"x-api-key": key})
+                assert answer.status_code == 200
+                said = answer.text.splitlines()
+                return [line for line in said if line.startswith("llmserve_key_")]
+
+            for name in asking:
+                headers = {"x-api-key": keys[name]}
+                await client.post("/v1/completions", json=TEXT, headers=headers)
+                refused = {**TEXT, "priority": -1}
+                await client.post("/v1/completions", json=refused, headers=headers)
+            return {name: await lines(key) for name, key in keys.items()}
+
+    found = asyncio.run(go("alice", "alice", "bob", "carol", "dora", is_open=False))
+    rows = {line.split()[0]: float(line.split()[1]) for line in found["all"] if "_total{" in line}
+    # A third name is not counted by.
+    for name, count in {"alice": 2, "bob": 1, "-": 2}.items():
+        assert rows[f'llmserve_key_requests_total{{key="{name}"}}'] == count
+        assert rows[f'llmserve_key_tokens_total{{key="{name}",of="prompt"}}'] == 2 * count
+        assert rows[f'llmserve_key_tokens_total{{key="{name}",of="answer"}}'] > 0
+    assert len(rows) == 9
+    assert not any(f'key="{name}"' in line for line in found["all"] for name in ("carol", "dora"))
+    assert {line.split('key="')[1].split('"')[0] for line in found["alice"]} == {"alice"}
+    # What is open to everyone says nothing of keys.
+    assert not any(asyncio.run(go("alice", is_open=True)).values())
