@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from llmserve.runtime.contract import LATE_AFTER
 from llmserve_gateway.errors import ApiError, queue_full
 from llmserve_gateway.turns import NOBODY, Party, Standing, Turns, Waiter
 
@@ -192,19 +193,29 @@ class Admission:
             self._turns.leave(claim)
 
     def _check_waiting(self, claim: Claim) -> None:
-        """Refuse a request if too many wait, itself among them."""
-        most, others = self.limits.max_queue, self.waiting - claim.slots
-        if self.waiting > most:
-            what = f"{self.running} requests are running and {others} wait"
+        """Have room for a request in the queue, or refuse it.
+
+        Others lose their places to it, if they have more than their weights say.
+        """
+        waiting = list(self._turns)
+        leaving = loses_place(claim, waiting, self.limits.max_queue)
+        if leaving is None:
+            what = f"{self.running} requests are running and {_slots(waiting) - claim.slots} wait"
             raise queue_full(what, self._until_free(claim, self.running))
         for party in sorted(claim.parties):
-            waiting = sum(other.slots for other in self._turns if party in other.parties)
-            if waiting > party.share(most):
+            of_party = [each for each in waiting if party in each.parties and each not in leaving]
+            more = loses_place(claim, of_party, party.share(self.limits.max_queue))
+            if more is None:
                 raise queue_full(
                     f"{self._running_of[party]} requests {party.in_words} are running and "
-                    f"{waiting - claim.slots} wait, which is its share",
+                    f"{_slots(of_party) - claim.slots} wait, which is its share",
                     self._until_free(claim, self._running_of[party]),
                 )
+            leaving += more
+        for other in leaving:
+            self._turns.leave(other)
+            what = "the queue is full, and others have fewer places than their weights allow"
+            other.turn.set_exception(queue_full(what, self._until_free(other, self.running)))
 
     def _until_free(self, claim: Claim, running: int) -> float:
         """Return after how many seconds so many running requests have left room in the queue."""
@@ -275,6 +286,47 @@ class Admission:
                 self._running_of[party] += claim.slots
             claim.turn.set_result(None)
         self._released.set()
+
+
+def loses_place(claim: Claim, waiting: Iterable[Claim], most: int) -> list[Claim] | None:
+    """Return who leaves a queue of ``most`` slots for a new request, which waits there already.
+
+    None if that has to leave itself. The class below goes first; within a class the last request of
+    the key that has the most slots by its weight, the new one counted. Who has waited for too long
+    keeps its place.
+    """
+    now = claim.since
+    left = [each for each in waiting if not each.turn.done()]
+    over = _slots(left) - most
+    leaving: list[Claim] = []
+    while over > 0:
+        may = [each for each in left if each is claim or now - each.since < LATE_AFTER]
+        below = max(each.standing.priority for each in may)
+        shares: Counter[str] = Counter()
+        for each in left:
+            if each.standing.priority == below:
+                shares[each.standing.name] += each.slots
+        found = [each for each in may if each.standing.priority == below]
+        # Of equals, it is the new one; of one key, its last.
+        last = max(
+            enumerate(found),
+            key=lambda item: (
+                shares[item[1].standing.name] / item[1].standing.weight,
+                item[1].standing.name == claim.standing.name,
+                item[1] is claim,
+                item[0],
+            ),
+        )[1]
+        if last is claim:
+            return None
+        left.remove(last)
+        leaving.append(last)
+        over -= last.slots
+    return leaving
+
+
+def _slots(claims: Iterable[Claim]) -> int:
+    return sum(claim.slots for claim in claims)
 
 
 def _time_out(turn: asyncio.Future[None], seconds: float) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from llmserve_gateway.turns import CLASSES, WEIGHTS
+from llmserve.runtime.contract import CLASSES
+from llmserve_gateway.turns import WEIGHTS
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 READABLE = click.Path(path_type=Path, dir_okay=False, exists=True, readable=True)

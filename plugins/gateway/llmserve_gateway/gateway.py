@@ -29,6 +29,8 @@ from llmserve.runtime.contract import (
     ADAPTER,
     CACHE_SALT,
     IMAGE_URL,
+    LAST_CLASS,
+    PRIORITY_CLASS,
     TASKS,
     task_of,
 )
@@ -270,7 +272,14 @@ class Gateway:
         else:
             comments = request.stream and reply is not None and reply.streams_as.has_comments
             party = self._party_of(key)
-            holding = self.loads.hold(request.model, timeout, reply, comments=comments, party=party)
+            holding = self.loads.hold(
+                request.model,
+                timeout,
+                reply,
+                comments=comments,
+                party=party,
+                priority=_class_of(key, request),
+            )
         attending = nullcontext() if isinstance(key, BatchKey) else self.admission.attend()
         held = nullcontext() if counts else self._held(key, request)
         with held, attending:
@@ -285,7 +294,9 @@ class Gateway:
     ) -> AsyncIterator[bool]:
         """Have a model loaded as long as no others come, whatever time that takes."""
         key.waits_for_model = True
-        async with loads.hold(model, None, reply, of_batch=True, load=key.may_load) as waited:
+        async with loads.hold(
+            model, None, reply, of_batch=True, load=key.may_load, priority=LAST_CLASS
+        ) as waited:
             key.waits_for_model = False
             yield waited
 
@@ -503,6 +514,7 @@ class Gateway:
             self._check(info, request)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
+            _pass_class(info, request, _class_of(key, request))
             self._keep_apart(key, info, request)
             self.live_answers.draw(info, request, reply)
             usage, responding = await dialect.begin(self._models, info, request, reply, timeout)
@@ -553,6 +565,7 @@ class Gateway:
                 check_images(info, request)
                 if "logprobs" not in info.inputs:
                     request.options.pop("logprobs", None)
+                _pass_class(info, request, LAST_CLASS)
                 self._keep_apart(key, info, request)
                 _, responding = await dialect.begin(self._models, info, request, reply, timeout)
                 await responding
@@ -599,6 +612,18 @@ def _standing(key: Key | None, request: AnyRequest) -> Standing:
     if key is None:
         return NOBODY._replace(priority=request.priority or 0)
     return key.standing(request.priority)
+
+
+def _class_of(key: Key | None, request: AnyRequest) -> int:
+    """Return the class of a request within an engine: those of batches are below all others."""
+    return LAST_CLASS if isinstance(key, BatchKey) else _standing(key, request).priority
+
+
+def _pass_class(info: ModelInfo, request: AnyRequest, number: int) -> None:
+    """Tell a model in which class a request is, if it can know and that is not the usual one."""
+    request.options.pop(PRIORITY_CLASS, None)
+    if number and info.made_by_llmserve:
+        request.options[PRIORITY_CLASS] = number
 
 
 def _make_tracer(collector: str) -> Tracer:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import API_NAMES, OPTIONS, RequestOption
+from llmserve.runtime.contract import API_NAMES, CLASSES, OPTIONS, RequestOption
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.fields import (
     STRING,
@@ -29,7 +29,6 @@ from llmserve_gateway.fields import (
     text,
     whole,
 )
-from llmserve_gateway.turns import CLASSES
 
 _SEEDS = 2**63
 _EFFORT = re.compile(r"[a-z]{1,16}")

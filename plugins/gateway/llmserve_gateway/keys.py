@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import ConfigError, UsageError
+from llmserve.runtime.contract import CLASSES
 from llmserve_gateway.errors import ApiError
-from llmserve_gateway.turns import CLASSES, WEIGHTS, Standing
+from llmserve_gateway.turns import WEIGHTS, Standing
 
 log = logging.getLogger("llmserve.gateway")
 

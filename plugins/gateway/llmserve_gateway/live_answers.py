@@ -18,7 +18,14 @@ from typing import Any
 
 from llmserve.client import ModelInfo
 from llmserve.errors import ServerError
-from llmserve.runtime.contract import ADAPTER, CACHE_SALT, FILL_CONTEXT, OPTIONS, PROMPT_ONLY
+from llmserve.runtime.contract import (
+    ADAPTER,
+    CACHE_SALT,
+    FILL_CONTEXT,
+    OPTIONS,
+    PRIORITY_CLASS,
+    PROMPT_ONLY,
+)
 from llmserve.server import MOST_BYTES, MOST_TOKENS, ask
 from llmserve_gateway.catalog import Supervisor
 from llmserve_gateway.dialects import AnyRequest
@@ -35,7 +42,7 @@ _NEEDED = frozenset({_SCORES, OPTIONS["prompt_logprobs"].name, PROMPT_ONLY.name}
 _GROUPS = frozenset({"answer", "sampling", "biases", "logprobs", "format", "chat"})
 _FINE = frozenset(
     {row.name for row in OPTIONS.values() if row.group in _GROUPS}
-    | {_MESSAGES, FILL_CONTEXT, CACHE_SALT, "x-request-id", ADAPTER.name}
+    | {_MESSAGES, FILL_CONTEXT, CACHE_SALT, PRIORITY_CLASS, "x-request-id", ADAPTER.name}
 )
 """What changes nothing of the scores that a model tells, and the adapter, with which it judges.
 Constraints and images may change them."""

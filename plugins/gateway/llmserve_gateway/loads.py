@@ -62,11 +62,13 @@ class Loads:
         of_batch: bool = False,
         load: bool = True,
         party: Party | None = None,
+        priority: int = 0,
     ) -> AsyncIterator[bool]:
         """Keep a model loaded while the block runs, which is told whether it had to wait.
 
         Nothing is held if ``serve`` does not offer it. The request is refused if the model is not
-        loaded within ``seconds``, or, without ``load``, now; a ``reply`` that is a stream may have
+        loaded within ``seconds``, or, without ``load``, now. Models for the class of a lower
+        ``priority`` are loaded first. A ``reply`` that is a stream may have
         ``comments`` until then.
         """
         if len(model) > _LONGEST_NAME:
@@ -76,7 +78,9 @@ class Loads:
         async with AsyncExitStack() as stack:
             wait = _Wait(self, model, reply, party, comments=comments, of_batch=of_batch)
             with suppress(ModelNotReadyError):
-                await wait.enter(stack, partial(self._holds.hold, load=load), seconds)
+                await wait.enter(
+                    stack, partial(self._holds.hold, load=load, priority=priority), seconds
+                )
             yield wait.is_counted
 
     @asynccontextmanager

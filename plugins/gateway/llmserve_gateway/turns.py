@@ -5,10 +5,10 @@ class, the keys that wait get tokens by their weights, in virtual time: what a k
 its weight, puts it behind those that have used less. Who comes anew begins where the others are, so
 it goes next. When nothing of a class waits or runs, what it has used is forgotten.
 
-Nobody starves. Once a request has waited for :data:`PATIENCE` seconds, one turn in :data:`EVERY`
-is of its class, or of another whose request has waited for even longer. And within a class, a key
-has a turn at the latest when each of the others has used what one of its own requests uses, and one
-request more, all by their weights.
+Nobody starves. Once a request has waited for :data:`LATE_AFTER` seconds, one turn in
+:data:`LATE_EVERY` is of its class, or of another whose request has waited for even longer. And
+within a class, a key has a turn at the latest when each of the others has used what one of its own
+requests uses, and one request more, all by their weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-CLASSES = range(-1000, 1001)
-"""The numbers that a class may have."""
+from llmserve.runtime.contract import LATE_AFTER, LATE_EVERY
+
 WEIGHTS = range(1, 1001)
-PATIENCE = 30.0
-"""Seconds that a request waits before the classes above make room."""
-EVERY = 8
-"""One of so many turns is then its class's."""
 _NEWEST = 0.2
 """The weight of the last request's tokens in the mean of all."""
 
@@ -112,7 +108,7 @@ class Turns(Generic[W]):
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class[W]] = {}
-        self._passed = EVERY - 1
+        self._passed = LATE_EVERY - 1
         """How many turns there were since the last of a class that had waited too long."""
 
     def __iter__(self) -> Iterator[W]:
@@ -143,7 +139,7 @@ class Turns(Generic[W]):
         """Note that a request has its turn."""
         group, line = self._place(waiter)
         oldest = group.oldest()
-        is_late = oldest is not None and now - oldest >= PATIENCE
+        is_late = oldest is not None and now - oldest >= LATE_AFTER
         self._passed = _after(self._passed, is_late)
         del line.waiting[waiter]
         line.running += 1
@@ -171,7 +167,7 @@ class Turns(Generic[W]):
         # Nobody comes to be late meanwhile.
         is_late = bool(heads) and _latest(heads, now) is not None
         while heads:
-            late = _latest(heads, now) if is_late and passed >= EVERY - 1 else None
+            late = _latest(heads, now) if is_late and passed >= LATE_EVERY - 1 else None
             number = min(heads) if late is None else late
             heap = heads[number]
             tag, _, name, waiter, others = heappop(heap)
@@ -219,9 +215,9 @@ def _heads(group: _Class[W]) -> list[_Head[W]]:
 def _latest(heads: Mapping[int, list[_Head[W]]], now: float) -> int | None:
     """Return the class whose request has waited for longest, and too long; None if none has."""
     since, number = min((min(head[1] for head in heap), n) for n, heap in heads.items())
-    return number if now - since >= PATIENCE else None
+    return number if now - since >= LATE_AFTER else None
 
 
 def _after(passed: int, is_late: bool) -> int:
     """Return how many turns there were since that of a late class, after another turn."""
-    return 0 if is_late and passed >= EVERY - 1 else min(passed + 1, EVERY - 1)
+    return 0 if is_late and passed >= LATE_EVERY - 1 else min(passed + 1, LATE_EVERY - 1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import selectors
 from collections import Counter, defaultdict
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,15 @@ from hypothesis import strategies as st
 
 from llmserve.client import Completion
 from llmserve.errors import ClientError
-from llmserve_gateway.admission import Admission, Limits
+from llmserve.runtime.contract import LAST_CLASS, LATE_AFTER, LATE_EVERY, PRIORITY_CLASS
+from llmserve_gateway.admission import Admission, Claim, Limits, loses_place
+from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.gateway import Settings
-from llmserve_gateway.keys import new_key
-from llmserve_gateway.turns import EVERY, PATIENCE, Party, Standing, Turns, Waiter
+from llmserve_gateway.keys import BatchKey, new_key
+from llmserve_gateway.turns import Party, Standing, Turns, Waiter
 
-from .gateways import NO_TRITON, Triton, app_before
+from .gateways import NO_TRITON, TEXT, Triton, app_before
 
 
 class _Selector(selectors.SelectSelector):
@@ -101,13 +105,13 @@ def test_ten_keys_of_three_classes_share_one_model_for_ten_minutes() -> None:
             assert used[key] / whole == pytest.approx(key.weight / sum(weights), rel=0.1), key
     # The class above has what is left by the turns of those that have waited too long.
     assert sum(used[key] for key in KEYS if key.priority == 0) > 0.8 * sum(used.values())
-    assert max(waits[0]) < PATIENCE, "the first class never waits that long"
-    # Two classes are late and share one turn in EVERY, and the last of a key's requests waits for
-    # those before it. A request of twice as many tokens as the others' takes twice their turns.
+    assert max(waits[0]) < LATE_AFTER, "the first class never waits that long"
+    # Two classes are late and share one turn in LATE_EVERY, and the last of a key's requests waits
+    # for those before it. A request of twice as many tokens as the others' takes twice their turns.
     for priority, weights in CLASSES.items():
         if priority:
-            longest = EACH * sum(weights) * 2 * EVERY / (turns / SECONDS) * 1.5
-            assert PATIENCE < max(waits[priority]) < PATIENCE + longest
+            longest = EACH * sum(weights) * 2 * LATE_EVERY / (turns / SECONDS) * 1.5
+            assert LATE_AFTER < max(waits[priority]) < LATE_AFTER + longest
 
 
 def waiter(name: str = "", priority: int = 0, since: float = 0, weight: int = 1) -> Waiter:
@@ -178,13 +182,13 @@ def test_a_class_that_is_late_has_one_turn_in_so_many(arrivals: list[tuple[int, 
     turns: Turns[Waiter] = Turns()
     for number, (priority, name) in enumerate(arrivals):
         turns.join(waiter(name, priority, since=number / 100))
-    now, passed = PATIENCE + 1, 0
+    now, passed = LATE_AFTER + 1, 0
     while turns:
         # A flood of the class above never ends.
         for number in range(3):
             turns.join(waiter(f"flood{number}", -1, since=now))
         late = [
-            each for each in turns if now - each.since >= PATIENCE and each.standing.priority >= 0
+            each for each in turns if now - each.since >= LATE_AFTER and each.standing.priority >= 0
         ]
         if not late:
             break
@@ -195,7 +199,7 @@ def test_a_class_that_is_late_has_one_turn_in_so_many(arrivals: list[tuple[int, 
             passed = 0
         else:
             passed += 1
-        assert passed < EVERY
+        assert passed < LATE_EVERY
         now += 0.001
 
 
@@ -274,7 +278,7 @@ def test_a_large_request_of_the_last_class_gets_its_slots() -> None:
         await asyncio.sleep(5)
         async with admission.admit(8, standing=Standing("large", 1, 9)):
             # All others have ended then, which takes a second more.
-            assert PATIENCE + 5 <= loop.time() <= PATIENCE + 5 + 3
+            assert LATE_AFTER + 5 <= loop.time() <= LATE_AFTER + 5 + 3
             done.set()
         await asyncio.gather(*floods)
 
@@ -335,6 +339,28 @@ def test_keys_and_requests_say_in_which_class_they_are(tmp_path: Path) -> None:
     assert "have priority 0" in error["message"]
 
 
+def test_models_are_told_the_class_of_a_request(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    keys = {"first": new_key(file, "first", priority=-1), "usual": new_key(file, "usual")}
+    triton = Triton()
+
+    async def go() -> None:
+        app = app_before(triton, Settings(NO_TRITON, keys=file))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            asked: list[tuple[str, dict[str, int]]] = [
+                ("first", {}), ("usual", {}), ("usual", {"priority": 7}),
+            ]  # fmt: skip
+            for key, fields in asked:
+                headers = {"x-api-key": keys[key]}
+                await client.post("/v1/completions", json={**TEXT, **fields}, headers=headers)
+        await Call(app, "/v1/completions", json.dumps(TEXT).encode(), BatchKey("", "")).answer()
+
+    asyncio.run(go())
+    told = [request.get(PRIORITY_CLASS) for request in triton.requests]
+    assert told == [-1, None, 7, LAST_CLASS]
+
+
 def test_a_wait_that_ends_early_counts_nothing() -> None:
     async def run() -> None:
         admission = Admission(Limits(max_requests=1))
@@ -374,3 +400,95 @@ def test_requests_that_end_without_an_answer_are_not_free(tmp_path: Path) -> Non
 
     asyncio.run(go())
     assert triton.prompts[:6].count("fine") >= 2
+
+
+def claim_of(
+    name: str, *, weight: int = 1, priority: int = 0, slots: int = 1, since: float = 0.0
+) -> Claim:
+    turn: Any = Future()
+    standing = Standing(name, weight, priority)
+    return Claim(standing, 1, since, slots=slots, parties=frozenset(), turn=turn)
+
+
+CLAIMS = st.lists(
+    st.tuples(
+        st.integers(0, 3), st.sampled_from([0, 0, 1]), st.integers(1, 3), st.floats(0, 1.5)
+    ),
+    min_size=1,
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(found=CLAIMS, most=st.integers(0, 20))
+def test_who_has_more_places_than_its_weight_loses_its_own(
+    found: list[tuple[int, int, int, float]], most: int
+) -> None:
+    made = [
+        claim_of(f"{key}", weight=key + 1, priority=number, slots=slots, since=-age * LATE_AFTER)
+        for key, number, slots, age in found
+    ]
+    made[-1].since = 0.0
+    new, others = made[-1], made[:-1]
+    leaving = loses_place(new, made, most)
+    if leaving is None:
+        # Even without all of a class below that might go, there is no place for it.
+        below = [
+            each
+            for each in others
+            if -each.since < LATE_AFTER and each.standing.priority > new.standing.priority
+        ]
+        assert sum(each.slots for each in made if each not in below) > most
+        return
+    left = [each for each in made if each not in leaving]
+    assert new in left
+    assert not leaving or sum(each.slots for each in left) <= most
+    # And no more have gone than had to.
+    assert not leaving or sum(each.slots for each in [*left, leaving[-1]]) > most
+    for gone in leaving:
+        assert -gone.since < LATE_AFTER
+        assert gone.standing.priority >= new.standing.priority
+        # It was the last of its key.
+        later = made[made.index(gone) + 1 :]
+        assert all(
+            each in leaving or -each.since >= LATE_AFTER
+            for each in later
+            if each.standing == gone.standing
+        )
+        if gone.standing.priority == new.standing.priority:
+            assert gone.standing.name != new.standing.name
+
+
+def test_a_key_that_floods_loses_its_own_places_first() -> None:
+    outcomes: dict[str, list[str]] = defaultdict(list)
+
+    async def run() -> None:
+        admission = Admission(Limits(max_requests=1, max_queue=8))
+
+        async def ask(standing: Standing) -> None:
+            try:
+                async with admission.admit(standing=standing):
+                    await asyncio.sleep(1)
+            except ApiError as error:
+                outcomes[standing.name].append(error.code or "")
+            else:
+                outcomes[standing.name].append("answered")
+
+        flood, small = Standing("flood"), Standing("small")
+        first = Standing("first", priority=-1)
+        begun = [asyncio.ensure_future(ask(flood)) for _ in range(12)]
+        await asyncio.sleep(0.1)
+        assert (admission.waiting, outcomes["flood"]) == (8, ["queue_full"] * 3)
+        begun += [asyncio.ensure_future(ask(small)) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        # Each has half of the places: four of the one have gone, and the fifth of the other.
+        assert admission.waiting == 8
+        assert Counter(outcomes["flood"]) == {"queue_full": 7}
+        assert outcomes["small"] == ["queue_full"]
+        begun += [asyncio.ensure_future(ask(first)) for _ in range(3)]
+        await asyncio.gather(*begun)
+
+    simulated(run())
+    assert outcomes["first"] == ["answered"] * 3
+    assert Counter(outcomes["flood"])["answered"] + Counter(outcomes["small"])["answered"] == 6
+    assert abs(outcomes["flood"].count("answered") - 1 - outcomes["small"].count("answered")) <= 1
