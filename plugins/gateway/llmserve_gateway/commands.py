@@ -420,14 +420,9 @@ def usage(name: str | None, file: Path, days: int, as_json: bool) -> None:
     llmserve key usage --file keys.json
     llmserve key usage alice --days 30 --json --file keys.json
     """
-    from llmserve_gateway.key_usage import read_usage
+    from llmserve_gateway.key_usage import read_usage, usage_rows
 
-    found = [
-        {"day": day, "name": each, **used._asdict()}
-        for day, rows in [*read_usage(file).items()][-days:]
-        for each, used in sorted(rows.items())
-        if name in (None, each)
-    ]
+    found = usage_rows(read_usage(file), days, name)
     if as_json:
         click.echo(json.dumps(found))
     elif found:

@@ -172,6 +172,7 @@ OWN: Sequence[Endpoint[Answer[Routes]]] = (
             Routes.unload_adapter, REMOVAL, sends=(TEXT_PLAIN,)),
     Endpoint("/v1/models", "The available models", Routes.models),
     Endpoint("/v1/models/{name:path}", "One model", Routes.model),
+    Endpoint("/usage", "What this key has used on each of the last days", Routes.usage),
     Endpoint("/livez", "Whether the gateway is running", Routes.live, sends=(), access="anyone"),
     Endpoint("/readyz", "Whether the models answer", Routes.ready, access="anyone"),
     Endpoint("/readyz/{name:path}", "Whether one model answers", Routes.ready, access="anyone"),

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmserve.errors import ConfigError, LLMServeError
 from llmserve_gateway.keys import locked, replace_file
@@ -17,6 +17,8 @@ log = logging.getLogger("llmserve.gateway")
 
 DAYS = 92
 """How many days are kept."""
+SHOWN_DAYS = 7
+"""How many days are shown to who asks for no other number."""
 _PAUSE = 60.0
 """Seconds between two writings: what was used meanwhile is lost if the gateway is killed."""
 _PATIENCE = 3.0
@@ -67,6 +69,16 @@ def read_usage(keys: Path) -> Days:
         raise ConfigError(what, hint="move it away: a gateway then begins another") from None
 
 
+def usage_rows(days: Days, last: int, name: str | None = None) -> list[dict[str, Any]]:
+    """Return what was used on the last days, a row for each of them and each key, or one alone."""
+    return [
+        {"day": day, "name": each, **used._asdict()}
+        for day, rows in sorted(days.items())[-last:]
+        for each, used in sorted(rows.items())
+        if name in (None, each)
+    ]
+
+
 def _used(row: object) -> Used:
     if not isinstance(row, list) or not all(type(each) is int and each >= 0 for each in row):
         raise ValueError
@@ -78,9 +90,7 @@ def add_usage(keys: Path, new: Mapping[tuple[str, str], Used]) -> None:
     # Who may read the folder may lock it, for which no gateway waits when it ends.
     with locked(keys, _PATIENCE):
         days = read_usage(keys)
-        for (day, name), used in new.items():
-            rows = days.setdefault(day, {})
-            rows[name] = rows.get(name, Used()).plus(used)
+        _add_to(days, new)
         kept: Days = {}
         room = _MAX_ROWS
         for day in sorted(days, reverse=True)[:DAYS]:
@@ -90,6 +100,12 @@ def add_usage(keys: Path, new: Mapping[tuple[str, str], Used]) -> None:
             kept[day] = days[day]
         text = json.dumps({"days": kept}, separators=(",", ":"), sort_keys=True) + "\n"
         replace_file(usage_file(keys), text)
+
+
+def _add_to(days: Days, new: Mapping[tuple[str, str], Used]) -> None:
+    for (day, name), used in new.items():
+        rows = days.setdefault(day, {})
+        rows[name] = rows.get(name, Used()).plus(used)
 
 
 def _today() -> str:
@@ -106,6 +122,8 @@ class KeyUsage:
         """What is not in the file yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
+        self._changing = asyncio.Lock()
+        """Held while what is new becomes a part of the file: it is in neither meanwhile."""
         self._problem = ""
 
     def note(self, name: str, prompt_tokens: int, answer_tokens: int) -> None:
@@ -114,6 +132,13 @@ class KeyUsage:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_PAUSE, self._write_soon)
+
+    async def read(self) -> Days:
+        """Return what keys have used until now."""
+        async with self._changing:
+            days = await asyncio.to_thread(read_usage, self._keys)
+            _add_to(days, self._new)
+        return days
 
     async def close(self) -> None:
         """Write what is not written yet."""
@@ -128,15 +153,16 @@ class KeyUsage:
         self._writing = asyncio.ensure_future(self._write())
 
     async def _write(self) -> None:
-        new, self._new = self._new, {}
-        if not new:
-            return
         problem = ""
-        try:
-            await asyncio.to_thread(add_usage, self._keys, new)
-        except (OSError, LLMServeError) as error:
-            self._add(new)
-            problem = str(error)
+        async with self._changing:
+            new, self._new = self._new, {}
+            if not new:
+                return
+            try:
+                await asyncio.to_thread(add_usage, self._keys, new)
+            except (OSError, LLMServeError) as error:
+                self._add(new)
+                problem = str(error)
         if problem and problem != self._problem:
             log.warning("what keys use is not written: %s", problem)
         self._problem = problem

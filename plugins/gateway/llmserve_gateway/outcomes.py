@@ -36,7 +36,8 @@ class Outcomes:
     ) -> None:
         self._catalog = catalog
         self._metrics = metrics
-        self._key_usage = key_usage
+        self.key_usage = key_usage
+        """What counts what keys use, if there are any."""
         self.tracer = tracer
         """What makes spans of requests, if they are sent anywhere."""
 
@@ -64,15 +65,15 @@ class Outcomes:
         finally:
             record.ended = time.perf_counter()
             self._metrics.count_request(record)
-            if self._key_usage is not None and record.admitted is not None:
-                self._key_usage.note(record.key, record.input_tokens, record.output_tokens)
+            if self.key_usage is not None and record.admitted is not None:
+                self.key_usage.note(record.key, record.input_tokens, record.output_tokens)
             if trace is not None:
                 trace.end(record)
             print(record.log_line(), file=sys.stderr, flush=True)  # noqa: T201
 
     async def close(self) -> None:
         """Write what is counted, and send the remaining spans."""
-        if self._key_usage is not None:
-            await self._key_usage.close()
+        if self.key_usage is not None:
+            await self.key_usage.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.errors import LLMServeError, ServerError
+from llmserve.errors import ConfigError, LLMServeError, ServerError
 from llmserve.runtime.contract import IMAGE_URL
 from llmserve.server import ModelReport, ask
 from llmserve_gateway import anthropic, responses
@@ -26,6 +26,7 @@ from llmserve_gateway.fields import STRING, TOKEN_IDS, Body, Field, Values, is_i
 from llmserve_gateway.gateway import Gateway, check_images, log
 from llmserve_gateway.generation_fields import MODEL, TEMPLATE, TOOLS, read_template, read_tools
 from llmserve_gateway.headers import is_anthropics
+from llmserve_gateway.key_usage import SHOWN_DAYS, usage_rows
 from llmserve_gateway.keys import Key
 from llmserve_gateway.model_names import Named
 from llmserve_gateway.openai_answers import json_response
@@ -310,6 +311,19 @@ class Routes:
         sees_all = key is not None and key.all_metrics
         keys = None if sees_all else [key.name] if key else []
         return Response(metrics.text(models, keys), media_type=_METRICS_TYPE)
+
+    async def usage(self, request: Request, key: Key | None) -> Response:
+        """Return what a key has used by day; all of them to one that measures all."""
+        del request
+        rows: list[dict[str, Any]] = []
+        if (key_usage := self._gateway.outcomes.key_usage) is not None and key is not None:
+            try:
+                days = await key_usage.read()
+            except ConfigError as error:
+                log.warning("%s", error)
+                raise ApiError(500, "what keys have used cannot be read: see its log") from None
+            rows = usage_rows(days, SHOWN_DAYS, None if key.all_metrics else key.name)
+        return json_response({"usage": rows})
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
         del request

@@ -26,7 +26,7 @@ from llmserve_gateway.key_usage import (
 )
 from llmserve_gateway.keys import locked, new_key
 
-from .gateways import NO_TRITON, TEXT, Triton, app_before
+from .gateways import NO_TRITON, TEXT, Triton, app_before, ask
 
 
 class Closing(Triton):
@@ -142,6 +142,57 @@ def test_a_file_that_is_no_usage_is_left_as_it_is(
     assert caplog.text.count("is not written") == 1
     ((rows),) = read_usage(file).values()
     assert rows == {"a": Used(1, 1, 1)}, "nothing is lost"
+
+
+def test_what_is_read_is_of_now_also_while_it_is_written(tmp_path: Path) -> None:
+    async def go() -> None:
+        counting = KeyUsage(tmp_path / "keys", lambda: "2026-01-02")
+        for number in range(1, 20):
+            counting.note("a", 1, 0)
+            writing = asyncio.ensure_future(counting.close())
+            await asyncio.sleep(0)
+            assert await counting.read() == {"2026-01-02": {"a": Used(number, number, 0)}}
+            await writing
+
+    asyncio.run(go())
+
+
+def test_a_key_sees_what_it_has_used_and_one_that_measures_all_what_all_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    keys = {name: new_key(file, name) for name in ("alice", "bob")}
+    keys["all"] = new_key(file, "all", all_metrics=True)
+    days = [f"2026-01-{day:02}" for day in range(1, 10)]
+    add_usage(file, {(day, name): Used(1, 2, 3) for day in days for name in ("alice", "gone")})
+
+    async def go() -> None:
+        app = app_before(Closing(), Settings(NO_TRITON, keys=file))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+
+            async def rows(key: str) -> list[dict[str, Any]]:
+                answer = await client.get("/usage", headers={"x-api-key": key})
+                return list(answer.json()["usage"])
+
+            sent = {"x-api-key": keys["bob"]}
+            await client.post("/v1/completions", json=TEXT, headers=sent)
+            row = {"requests": 1, "prompt_tokens": 2, "answer_tokens": 3}
+            # The last of the seven days is today, on which nothing is written yet.
+            assert await rows(keys["alice"]) == [
+                {"day": day, "name": "alice", **row} for day in days[-6:]
+            ]
+            (own,) = await rows(keys["bob"])
+            assert (own["name"], own["requests"], own["prompt_tokens"]) == ("bob", 1, 2)
+            assert {each["name"] for each in await rows(keys["all"])} == {"alice", "bob", "gone"}
+            assert (await client.get("/usage")).status_code == 401
+            usage_file(file).write_text("[]", encoding="utf-8")
+            broken = await client.get("/usage", headers=sent)
+            assert (broken.status_code, str(tmp_path) in broken.text) == (500, False)
+            assert "does not say what keys have used" in caplog.text
+
+    asyncio.run(go())
+    assert ask(Settings(NO_TRITON), "GET", "/usage").json() == {"usage": []}
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(

@@ -31,6 +31,13 @@ export async function order(path, model, key) {
   if (!response.ok) await throwError(response);
 }
 
+// What the key has used on each of the last days, or all keys, if it may see that.
+export async function usage(key) {
+  const response = await fetch("/usage", { headers: headers(key) });
+  if (!response.ok) await throwError(response);
+  return (await response.json()).usage;
+}
+
 export async function metrics(key) {
   const response = await fetch("/metrics", { headers: headers(key) });
   if (!response.ok) await throwError(response);

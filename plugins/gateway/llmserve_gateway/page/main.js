@@ -7,6 +7,7 @@ import { keepModels } from "./models.js";
 import { openRank } from "./rank.js";
 import { openRequests } from "./requests.js";
 import { openTabs } from "./tabs.js";
+import { watchUsage } from "./usage.js";
 
 openChat();
 openCompare();
@@ -15,5 +16,6 @@ openRequests();
 openTabs((view) => {
   watchLoad(view === "load");
   watchModels(view === "load");
+  watchUsage(view === "load");
 });
 keepModels();

@@ -136,3 +136,22 @@ def test_models_on_demand_have_buttons(page: Page) -> None:
     page.get_by_role("button", name="Unload m", exact=True).click()
     expect(page.locator("#notice-text")).to_have_text("this key may not unload models")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_what_keys_have_used_is_a_table(page: Page) -> None:
+    used = {"requests": 1234, "prompt_tokens": 5_000_000, "answer_tokens": 7}
+    evil = "<img src=x onerror=alert(1)> " + "long" * 50
+    names = [("2026-11-28", "a"), ("2026-11-28", "b"), ("2026-11-29", evil)]
+    rows = [{"day": day, "name": name, **used} for day, name in names]
+    page.locator("#tab-load").click()
+    expect(page.locator("#gauges dt").first).to_be_visible()
+    # The gateway has no keys.
+    expect(page.locator("#usage")).to_be_hidden()
+    page.route("**/usage", lambda route: route.fulfill(json={"usage": rows}))
+    page.locator("#tab-chat").click()
+    page.locator("#tab-load").click()
+    numbers = "1,2345,000,0007"
+    shown = [f"{day}{name}{numbers}" for day, name in (names[2], names[0], names[1])]
+    expect(page.locator("#usage-rows tr")).to_have_text(shown)
+    assert page.locator("#usage img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
