@@ -7,7 +7,7 @@ of the pages of the cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.engine.adapters import Adapters
@@ -40,6 +40,7 @@ class Engine:
         guesser: Guesser | None = None,
         adapters: Adapters | None = None,
         warm: WarmPages | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds_saved = 0.0
         self.tokens_computed = self.guessed_tokens = self.accepted_tokens = 0
@@ -58,6 +59,7 @@ class Engine:
             adapters=adapters,
             states=States(runner) if isinstance(runner, StateRunner) else None,
             warm=warm,
+            clock=clock,
         )
         self._warm = warm
         self._adapters = adapters

@@ -108,9 +108,10 @@ class Scheduler:
         adapters: Adapters | None = None,
         states: States | None = None,
         warm: WarmPages | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
-        self.clock: Callable[[], float] = time.monotonic
+        self._clock = clock
         self._turns = TurnCount(max_sequences)
         self._arrivals = 0
         self._states = states
@@ -148,7 +149,7 @@ class Scheduler:
         pieces of sequences with several uncomputed tokens: new prompts, and runs of tokens that a
         constraint forced."""
         self._admit()
-        now = self.clock()
+        now = self._clock()
         self._keep_late(now)
         plan: list[tuple[ScheduledSequence, Chunk]] = []
         answers_wait = any(each.is_answering for each in self.running)
@@ -278,7 +279,7 @@ class Scheduler:
             self._release(sequence)
 
     def _admit(self) -> None:
-        now = self.clock()
+        now = self._clock()
         while self.waiting:
             sequence, is_late = self._next(now)
             while not self._begin(sequence, keep=is_late):
@@ -365,7 +366,7 @@ class Scheduler:
             give_back()
             return False
         self.waiting.remove(sequence)
-        sequence.place.go_on(self.clock())
+        sequence.place.go_on(self._clock())
         sequence.place.is_kept |= keep
         insort(self.running, sequence, key=_rank)
         sequence.pages, sequence.published = pages, len(pages)
@@ -435,7 +436,7 @@ class Scheduler:
         return last
 
     def _wait(self, sequence: ScheduledSequence) -> None:
-        sequence.place.wait(self.clock())
+        sequence.place.wait(self._clock())
         insort(self.waiting, sequence, key=_rank)
 
     def _release(self, sequence: ScheduledSequence) -> None:

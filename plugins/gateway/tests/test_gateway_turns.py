@@ -7,20 +7,23 @@ import json
 import random
 import selectors
 from collections import Counter, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import Completion
 from llmserve.errors import ClientError
+from llmserve.runtime import ArrayLogits, Chunk, Engine, Generation
 from llmserve.runtime.contract import LAST_CLASS, LATE_AFTER, LATE_EVERY, PRIORITY_CLASS
+from llmserve.testing import ByteTokenizer, generation
 from llmserve_gateway.admission import Admission, Claim, Limits, loses_place
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.errors import ApiError
@@ -66,6 +69,83 @@ KEYS = [
 ]
 SECONDS, SLOTS, EACH = 600.0, 16, 12
 """How long it lasts, the slots, and how many requests of each key wait or run."""
+
+
+class _Runner:
+    """Finds every token as likely as the others, so that answers are as long as they may be."""
+
+    page_count, page_size, accepts_runs = 64, 16, False
+
+    def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
+        return ArrayLogits(np.zeros((sum(chunk.rows for chunk in chunks), 2), np.float32))
+
+
+class _Model:
+    """An engine that computes a token of each sequence in a tenth of a second."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        places = SLOTS // 2
+        self._engine = Engine(_Runner(), ByteTokenizer(), max_sequences=places, clock=loop.time)
+        self._answers: dict[Generation, asyncio.Future[None]] = {}
+
+    async def answer(self, standing: Standing, tokens: int) -> None:
+        asked = generation([1] * 8, tokens, priority_class=standing.priority)
+        self._engine.admit(asked)
+        done = self._answers[asked] = asyncio.get_running_loop().create_future()
+        await done
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            assert not self._engine.step().failed
+            for each in [each for each in self._answers if each.done]:
+                self._answers.pop(each).set_result(None)
+
+
+def test_an_engine_behind_it_keeps_the_shares_of_ten_keys_and_lets_nobody_starve() -> None:
+    """It has half as many places as the gateway has slots, so that classes wait there as well."""
+    used: Counter[Standing] = Counter()
+    waits: defaultdict[int, list[float]] = defaultdict(list)
+    turns = 0
+
+    async def user(
+        admission: Admission, model: _Model, standing: Standing, chance: random.Random
+    ) -> None:
+        nonlocal turns
+        loop, parties = asyncio.get_running_loop(), [Party("key", standing.name)]
+        while (since := loop.time()) < SECONDS:
+            tokens = chance.randrange(1, 20)
+            turn = admission.admit(1, None, parties, standing=standing, tokens=8)
+            async with turn as claim:
+                if loop.time() < SECONDS:
+                    await model.answer(standing, tokens)
+                    turns += 1
+                    waits[standing.priority].append(loop.time() - since)
+                    used[standing] += tokens + 8
+                claim.used = tokens + 8
+
+    async def run() -> None:
+        admission, model = Admission(Limits(max_requests=SLOTS)), _Model()
+        running = asyncio.ensure_future(model.run())
+        chance = random.Random(61)
+        users = [user(admission, model, key, random.Random(chance.random())) for key in KEYS * EACH]
+        await asyncio.gather(*users)
+        running.cancel()
+        assert (admission.running, admission.waiting) == (0, 0)
+
+    simulated(run())
+    for priority, weights in CLASSES.items():
+        members = [key for key in KEYS if key.priority == priority]
+        whole = sum(used[key] for key in members)
+        for key in members:
+            assert used[key] / whole == pytest.approx(key.weight / sum(weights), rel=0.1), key
+        if priority:
+            # As without an engine, and once more what one waits for before its turn there.
+            longest = EACH * sum(weights) * 2 * LATE_EVERY / (turns / SECONDS) * 1.5
+            assert LATE_AFTER < max(waits[priority]) < 2 * LATE_AFTER + longest
+    assert sum(used[key] for key in KEYS if key.priority == 0) > 0.8 * sum(used.values())
+    assert max(waits[0]) < LATE_AFTER
 
 
 def test_ten_keys_of_three_classes_share_one_model_for_ten_minutes() -> None:

@@ -32,8 +32,7 @@ def engine_of(
 ) -> tuple[Engine, Clock]:
     clock = Clock()
     runner = runner or RecallRunner(pages)
-    made = Engine(runner, ByteTokenizer(), max_sequences=places, **settings)
-    made._scheduler.clock = clock
+    made = Engine(runner, ByteTokenizer(), max_sequences=places, clock=clock, **settings)
     return made, clock
 
 
