@@ -118,10 +118,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     running.close()
 
 
-def well(guarded: Guarded, more: int = 2) -> None:
-    """Wait until answers were found right some more times."""
+def well(guarded: Guarded) -> None:
+    """Wait until an answer was found right once more."""
     before = guarded.answers["checks"]
-    eventually(lambda: guarded.answers["checks"] >= before + more, 240)
+    eventually(lambda: guarded.answers["checks"] > before, 240)
     assert guarded.answers.get("fault") is None, guarded.output
 
 
@@ -163,8 +163,8 @@ def test_a_fault_of_the_engine_is_found(guarded: Guarded, fault: str) -> None:
     switch.unlink()
     if fault == "weights":
         # They stay as they are in memory, until they are loaded again.
-        well_until = guarded.answers["checks"] + 2
-        eventually(lambda: guarded.answers["checks"] > well_until)
+        asked = guarded.answers["checks"]
+        eventually(lambda: guarded.answers["checks"] > asked + 1)
         assert guarded.answers.get("fault") is not None
         run("reload", "demo", "--repository", str(guarded.folder))
     recovered(guarded, before)
@@ -221,10 +221,10 @@ def test_other_files_after_a_reload_are_found(
 def test_an_engine_that_is_well_has_no_fault_under_load(
     plugin: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """For half a minute, between requests that run in batches and share pages of the cache."""
+    """For a while, between requests that run in batches and share pages of the cache."""
     guarded = Guarded(built(tmp_path / "repository", plugin, **options), "--certify-share", "1")
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 15
 
         def work(number: int) -> None:
             while time.monotonic() < until:
@@ -238,7 +238,7 @@ def test_an_engine_that_is_well_has_no_fault_under_load(
         for thread in threads:
             thread.join()
         eventually(lambda: guarded.answers["judged"] >= 2, 240)
-        assert guarded.answers["checks"] >= 3
+        assert guarded.answers["checks"] >= 2
         assert guarded.answers["faults"] == 0
         assert guarded.answers["unjudged"] == ""
         assert guarded.faults == []
