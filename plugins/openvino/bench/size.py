@@ -7,6 +7,10 @@ each phase, of all its processes together, its seconds, and those of a processor
 several share counts once, as a part for each (PSS). Beside the sum is what of it no file backs: the
 rest can be read again when another program needs the memory. The models are Llamas of random
 weights with the tokenizer of the demo.
+
+With --prompt TOKENS, a prompt of that length is then read beside a stream that does not end: the
+seconds until its first token, now and when it comes again, those between pieces of the stream, in
+the median and at most, and memory before and at most.
 """
 
 from __future__ import annotations
@@ -14,17 +18,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import secrets
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -33,13 +41,21 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
+from llmserve.client import connect
 from llmserve.plugin import demo_model_path
 
 _MARK = "LLMSERVE_MEASURED"
 """The environment variable by which processes are told from others."""
 _VOCABULARY = 32000
 _CONTEXT = 4096
+_REST_OF_CONTEXT = 1024
+"""How many tokens a context has beyond a long prompt."""
+_LIKELY = 100
+"""How many tokens a stream chooses from."""
+_STREAMED = 10
+"""How many pieces a stream has had before a prompt is sent beside it."""
 _SHARD = 500_000_000
 _GGUF = "q4_k_m"
 _GB = 1e9
@@ -113,6 +129,28 @@ def memory_of(mark: str, others: Counter[str], computed: dict[str, float]) -> Me
     return Memory(total << 10, own << 10)
 
 
+@dataclass(frozen=True)
+class LongPrompt:
+    """What a long prompt took, and cost the stream beside it."""
+
+    tokens: int
+    first: float
+    again: float
+    gaps: Sequence[float]
+    """Seconds between pieces of the stream while the prompt was read for the first time."""
+    before: Memory
+    peak: Memory
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens} tokens: the first one after {self.first:.1f} s, "
+            f"again {self.again:.1f}; "
+            f"a stream beside it waited {statistics.median(self.gaps):.2f} s in the median and "
+            f"{max(self.gaps):.2f} at most; {self.before.own / _GB:.2f} GB before, "
+            f"{self.peak.own / _GB:.2f} at most"
+        )
+
+
 @contextmanager
 def measured(mark: str) -> Iterator[Phase]:
     """Measure the processes with a mark for as long as the block runs."""
@@ -139,7 +177,7 @@ def measured(mark: str) -> Iterator[Phase]:
         phase.seconds = time.monotonic() - began
 
 
-def make_model(folder: Path, size: float) -> None:
+def make_model(folder: Path, size: float, context: int = _CONTEXT) -> None:
     """Write a model of random weights in bfloat16, tensor by tensor."""
     hidden, between, layers, heads, key_heads = _SHAPES[size]
     folder.mkdir(parents=True)
@@ -150,7 +188,7 @@ def make_model(folder: Path, size: float) -> None:
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
         "vocab_size": _VOCABULARY, "hidden_size": hidden, "intermediate_size": between,
         "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": key_heads, "max_position_embeddings": _CONTEXT,
+        "num_key_value_heads": key_heads, "max_position_embeddings": context,
         "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
@@ -179,12 +217,12 @@ def _tensors(size: float) -> dict[str, tuple[int, ...]]:
     return {**shapes, "model.norm": (hidden,), "lm_head": (_VOCABULARY, hidden)}
 
 
-def make_gguf(file: Path, size: float) -> None:
+def make_gguf(file: Path, size: float, context: int = _CONTEXT) -> None:
     """Write a GGUF file of random blocks, mixed as in Q4_K_M."""
     hidden, between, layers, heads, key_heads = _SHAPES[size]
     file.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(_CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
     writer.add_feed_forward_length(between)
@@ -292,8 +330,13 @@ def stored(repository: Path) -> int:
     return sum(file.stat().st_size for file in repository.rglob("*") if file.is_file())
 
 
-def serve(repository: Path, mark: str, log: Any) -> tuple[Phase, Phase, str]:
-    """Serve what was built and have it answer; return what loading and answering took."""
+def serve(
+    repository: Path, mark: str, log: Any, *, prompt: int = 0
+) -> tuple[Phase, Phase, LongPrompt | str]:
+    """Serve what was built and have it answer; return what loading and answering took.
+
+    With ``prompt``, a prompt of so many tokens is read as well, instead of keeping the answer.
+    """
     words = ["serve", str(repository), "--frontend", "none"]
     ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
     with ExitStack() as stack:
@@ -313,7 +356,56 @@ def serve(repository: Path, mark: str, log: Any) -> tuple[Phase, Phase, str]:
                 _command("query", "model", "Once upon a time", "--url", url, "--max-tokens", "32"),
                 check=True, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
-        return loading, answering, found.stdout
+        return loading, answering, read(url, mark, prompt) if prompt else found.stdout
+
+
+def read(url: str, mark: str, tokens: int) -> LongPrompt:
+    """Have a prompt of so many tokens read, beside a stream that does not end."""
+    tokenizer = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
+    words = {word: id for word, id in tokenizer.get_vocab().items() if word.isalpha()}
+    text = _text_of(tokens, tokenizer, list(words))
+    # The model has tokens that the tokenizer lacks: of such a one, a stream would show nothing.
+    likely = dict.fromkeys(list(words.values())[:_LIKELY], 100.0)
+    times: list[float] = []
+    ended = Event()
+
+    def stream() -> None:
+        options = {"max_tokens": _CONTEXT // 2, "ignore_eos": True, "logit_bias": likely}
+        with connect(url) as client:
+            while not ended.is_set():
+                for _ in client.stream("model", "Once upon a time", **options):
+                    times.append(time.monotonic())
+                    if ended.is_set():
+                        break
+
+    def first_token() -> tuple[float, float]:
+        began = time.monotonic()
+        with connect(url) as client:
+            client.generate("model", text, max_tokens=1)
+        return began, time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        streaming = pool.submit(stream)
+        try:
+            while len(times) < _STREAMED and not streaming.done():
+                time.sleep(0.1)
+            with measured(mark) as phase:
+                before = phase.peak
+                began, found = first_token()
+            again = first_token()
+        finally:
+            ended.set()
+        streaming.result()
+    beside = [each for each in times if began <= each <= found]
+    gaps = [later - earlier for earlier, later in pairwise([began, *beside])]
+    return LongPrompt(tokens, found - began, again[1] - again[0], gaps, before, phase.peak)
+
+
+def _text_of(tokens: int, tokenizer: Any, words: Sequence[str]) -> str:
+    """Return a text of so many tokens."""
+    chance = random.Random(1)
+    text = " ".join(chance.choice(words) for _ in range(tokens))
+    return str(tokenizer.decode(tokenizer.encode(text).ids[:tokens]))
 
 
 def _grpc_url(server: Any, log: Any) -> str:
@@ -347,36 +439,47 @@ HEADER = (
 
 
 def measure(
-    folder: Path, cases: Sequence[tuple[float, str, str]], tell: Callable[[str], None]
+    folder: Path,
+    cases: Sequence[tuple[float, str, str]],
+    tell: Callable[[str], None],
+    *,
+    prompt: int = 0,
 ) -> None:
     """Measure one model after the other, and tell a row of each."""
     tell(HEADER)
+    context = max(_CONTEXT, prompt + _REST_OF_CONTEXT if prompt else 0)
     for size, plugin, chosen in cases:
         with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
             is_gguf, repository = chosen == _GGUF, Path(place, "repository")
-            model = folder / f"llama-{size:g}" / ("model.gguf" if is_gguf else "model")
+            made = folder / (
+                f"llama-{size:g}" if context == _CONTEXT else f"llama-{size:g}-{context}"
+            )
+            model = made / ("model.gguf" if is_gguf else "model")
             if not model.exists():
-                (make_gguf if is_gguf else make_model)(model, size)
+                (make_gguf if is_gguf else make_model)(model, size, context)
             name = f"{size:g} B {plugin} {chosen}"
             log = stack.enter_context((folder / f"{name.replace(' ', '-')}.log").open("w"))
             mark = secrets.token_hex(8)
             built = build(model, repository, plugin, chosen, mark, log)
             size_on_disk = stored(repository) / _GB
-            loading, answering, _ = serve(repository, mark, log)
+            loading, answering, found = serve(repository, mark, log, prompt=prompt)
             tell(f"{name:<26} {size_on_disk:6.2f} {built} {loading} {answering}")
+            if prompt:
+                tell(f"  {found}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", default=_DEFAULT, metavar="SIZE:FORMAT[:PLUGIN]")
     parser.add_argument("--folder", type=Path, help="keep models and logs there")
+    parser.add_argument("--prompt", type=int, default=0, metavar="TOKENS", help="read one as well")
     arguments = parser.parse_args()
     cases = [(*case.split(":"), "openvino")[:3] for case in arguments.cases]
     with ExitStack() as stack:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         ordered = [(float(size), plugin, chosen) for size, chosen, plugin in cases]
-        measure(folder, ordered, lambda row: print(row, flush=True))
+        measure(folder, ordered, lambda row: print(row, flush=True), prompt=arguments.prompt)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Ours beside vLLM on the CPU and llama.cpp: a real chat model, the same requests, in turns.
 
-    python -m plugins.tools.bench.peers [--rounds 3] [--only openvino,vllm]
+    python -m plugins.tools.bench.peers [--rounds 3] [--only openvino,vllm] [--beside 2]
 
 The model is that of the tests (`make real-model`). Ours are measured through the gateway, vLLM and
-llama.cpp through their own servers, all as OpenAI endpoints. llama.cpp computes with the weights as
-they are in the file (Q4_1), the others with the same ones widened. Environments of the peers are
-made in build. A peer that cannot be had here is named with its reason, and left out. Run by
-build/vllm/bin/python, it compares vLLM in Triton with vLLM's own server.
+llama.cpp through their own servers, all as OpenAI endpoints. llama.cpp and "openvino kept" compute
+with the weights as they are in the file (Q4_1), the others with the same ones widened. With
+--beside, so many processes compute meanwhile. Environments of the peers are made in build. A peer
+that cannot be had here is named with its reason, and left out. Run by build/vllm/bin/python, it
+compares vLLM in Triton with vLLM's own server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,12 +49,24 @@ from .gateway import run as run_load
 
 ENVIRONMENTS = ROOT / "build" / "peers"
 MODEL = "real"
-OURS: Mapping[str, tuple[str, dict[str, str]]] = {
-    "openvino": ("openvino", {}),
-    "openvino int8": ("openvino", {"weight_format": "int8"}),
-    "iterative": ("iterative", {}),
+
+
+@dataclass(frozen=True)
+class Own:
+    """One of ours: its plugin and options, and whether it gets the file as it is."""
+
+    plugin: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    is_kept: bool = False
+
+
+OURS: Mapping[str, Own] = {
+    "openvino": Own("openvino"),
+    "openvino int8": Own("openvino", {"weight_format": "int8"}),
+    "openvino kept": Own("openvino", is_kept=True),
+    "iterative": Own("iterative"),
     # Only in the environment of `make test-vllm`; the others only outside it.
-    "vllm in Triton": ("vllm", {}),
+    "vllm in Triton": Own("vllm"),
 }
 _START = 300.0
 _PAUSE = 2.0
@@ -130,13 +143,27 @@ def llama(file: Path) -> Iterator[str]:
 
 
 @contextmanager
-def ours(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Target]]:
+def computing(count: int) -> Iterator[None]:
+    """Have so many processes compute until the end of the block."""
+    words = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(words) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def ours(folder: Path, file: Path, names: Sequence[str]) -> Iterator[dict[str, Target]]:
     """Serve the model by these engines, behind one gateway."""
     with tempfile.TemporaryDirectory() as home, LiveTriton.start(Path(home) / "models") as live:
         models = {}
         for name in names:
-            plugin, options = OURS[name]
-            models[name] = live.build(plugin, str(folder), **options)
+            own = OURS[name]
+            source = file if own.is_kept else folder
+            models[name] = live.build(own.plugin, str(source), **own.options)
         with gateway(live.server.grpc_url) as (address, _):
             yield {
                 name: Target(model, address, tokenizer=folder, api="completions")
@@ -147,7 +174,7 @@ def ours(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Target]]:
 def targets_of(stack: ExitStack, chosen: Sequence[str], console: Console) -> dict[str, Target]:
     """Start all that is to be measured; say of a peer that it cannot be had, and why."""
     folder, file = converted_model(), real_model()
-    targets = stack.enter_context(ours(folder, [name for name in OURS if name in chosen]))
+    targets = stack.enter_context(ours(folder, file, [name for name in OURS if name in chosen]))
     peers: Mapping[str, Callable[[], AbstractContextManager[str]]] = {
         "vllm": partial(vllm, folder),
         "llama.cpp": partial(llama, file),
@@ -216,7 +243,9 @@ def one_round(
 
 def choices() -> list[str]:
     """Return what can be measured in this environment: vLLM has one of its own."""
-    ours = ["vllm in Triton"] if find_spec("vllm") else [n for n in OURS if OURS[n][0] != "vllm"]
+    ours = (
+        ["vllm in Triton"] if find_spec("vllm") else [n for n in OURS if OURS[n].plugin != "vllm"]
+    )
     return [*ours, "vllm", *([] if find_spec("vllm") else ["llama.cpp"])]
 
 
@@ -225,6 +254,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beside", type=int, default=0, metavar="PROCESSES")
     parser.add_argument("--only", default=",".join(choices()))
     args = parser.parse_args()
     console = Console(stderr=True)
@@ -234,6 +264,7 @@ def main() -> None:
             targets = targets_of(stack, args.only.split(","), console)
         except NotHad as error:
             sys.exit(f"The real model cannot be had: {error}")
+        stack.enter_context(computing(args.beside))
         measured = measure(targets, args.rounds, console)
     if not measured:
         sys.exit("Nothing could be measured.")
