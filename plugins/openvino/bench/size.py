@@ -370,7 +370,9 @@ def read(url: str, mark: str, tokens: int) -> LongPrompt:
     ended = Event()
 
     def stream() -> None:
-        options = {"max_tokens": _CONTEXT // 2, "ignore_eos": True, "logit_bias": likely}
+        options: dict[str, Any] = {
+            "max_tokens": _CONTEXT // 2, "ignore_eos": True, "logit_bias": likely
+        }  # fmt: skip
         with connect(url) as client:
             while not ended.is_set():
                 for _ in client.stream("model", "Once upon a time", **options):
