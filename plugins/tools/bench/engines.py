@@ -1,6 +1,6 @@
 """All engines in one run: through Triton, and their reference points in process.
 
-    python -m plugins.tools.bench.engines [--rounds 5] [--shape 92m] [--only generate,openvino]
+    python -m plugins.tools.bench.engines [--rounds 5] [--shape 92m] [--only "generate();openvino"]
 
 The model has a known shape and random weights, and no prompt is used twice. Each round measures all
 engines with 1, 8 and 32 concurrent prompts, in a random order, so that other load on the machine
@@ -264,7 +264,7 @@ def start_engines(
     args: argparse.Namespace, paces: dict[str, Paces], console: Console
 ) -> Iterator[dict[str, Rate]]:
     """Start all engines to be measured; ``paces`` gets how the streams of each arrive."""
-    words = args.only.split(",") if args.only else ()
+    words = args.only.split(";") if args.only else ()
     started: dict[str, Rate] = {}
 
     def add(name: str, start: Callable[[], Answer], *packages: str) -> None:
@@ -354,7 +354,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="92m")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", help="Words that select engines by name, separated by commas.")
+    parser.add_argument("--only", help="Parts of names that select engines, with ; between them.")
     args = parser.parse_args()
     console = Console(stderr=True, width=120)
     paces: dict[str, Paces] = {}

@@ -9,15 +9,27 @@ from typing import Any
 
 PROMPT_TOKENS = 20
 VOCABULARY = 8000
-SHAPES = ("92m", "1b", "7b")
 SMALL = "2m"
 """For checking that something runs at all."""
+# The hidden size, that of the products between, layers, heads, and heads of keys and values.
+_LLAMA = {
+    SMALL: (64, 128, 2, 4, 2),
+    "1b": (2048, 8192, 16, 32, 8),
+    "7b": (4096, 11008, 32, 32, 32),
+}
+_HYBRIDS = {"hybrid-2m": (64, 128, 4, 2, 1), "hybrid": (1024, 3584, 24, 8, 2)}
+"""Three of four layers keep a state, as in Qwen3.5 0.8B, of which the large one is all but the
+table: 0.5 B parameters."""
+_EXPERTS = {"experts-2m": (64, 32, 2, 4, 2), "experts": (1024, 320, 12, 16, 4)}
+"""A token is sent to 8 of 64 experts; the large one has 0.8 B parameters, of which 0.15 B compute
+a token."""
+SHAPES = ("92m", "1b", "7b", *_HYBRIDS, *_EXPERTS)
 _PAD = 0
 
 
 def make_config(shape: str, context: int = 0) -> Any:
     """Return the configuration of a shape: ``92m`` is GPT-2, ``1b`` and ``7b`` are Llama."""
-    from transformers import GPT2Config, LlamaConfig
+    from transformers import GPT2Config, LlamaConfig, Qwen3_5TextConfig, Qwen3MoeConfig
 
     ends = {"bos_token_id": _PAD, "eos_token_id": _PAD, "pad_token_id": _PAD}
     if shape == "92m":
@@ -29,21 +41,25 @@ def make_config(shape: str, context: int = 0) -> Any:
             n_head=12,
             **ends,
         )
-    hidden, inner, layers, heads, shared = {
-        SMALL: (64, 128, 2, 4, 2),
-        "1b": (2048, 8192, 16, 32, 8),
-        "7b": (4096, 11008, 32, 32, 32),
-    }[shape]
-    return LlamaConfig(
-        vocab_size=VOCABULARY,
-        max_position_embeddings=context or 4096,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
+    sizes = {**_LLAMA, **_HYBRIDS, **_EXPERTS}[shape]
+    hidden, inner, layers, heads, shared = sizes
+    common = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": context or 4096,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
         **ends,
-    )
+    }
+    if shape in _HYBRIDS:
+        linear = {f"linear_num_{kind}_heads": 2 * heads for kind in ("key", "value")}
+        return Qwen3_5TextConfig(**common, **linear, tie_word_embeddings=False)
+    if shape in _EXPERTS:
+        experts = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": inner}
+        return Qwen3MoeConfig(**common, **experts, head_dim=hidden // heads)
+    return LlamaConfig(**common)
 
 
 def make_model(shape: str, dtype: str, device: str = "cpu", *, context: int = 0) -> Any:
