@@ -1,8 +1,8 @@
 """Attention that a model computes itself, product by product, as the operation OpenVINO knows.
 
 What a model does to the scores of a layer is measured once: beside the scores, the same is done to
-scores that are all 0, 1 and 2. It is served if it is what attention over pages can do, which is to
-multiply by a number, to look back so far, and to prefer what is near by a slope for each head
+scores that are all 0, 1 and 1000. It is served if it is what attention over pages can do, which is
+to multiply by a number, to look back so far, and to prefer what is near by a slope for each head
 (ALiBi). In a trace the products then stand for one operation.
 """
 
@@ -26,6 +26,8 @@ _PLACE = ["llmserve", "attention"]
 _OPERATION = "PagedAttentionExtension"
 _WINDOW_INPUT, _SLOPES_INPUT = 10, 11
 _MASKED = -1e6
+_TRIALS = (0, 1, 1000)
+"""Scores that are all alike; the last is beyond every cap that matters."""
 _PRODUCTS = {"matmul", "bmm", "__matmul__", "baddbmm"}
 _OTHER = "does more to its attention scores than OpenVINO can (such as a bias of its own)"
 
@@ -110,7 +112,7 @@ class OwnAttention(TorchFunctionMode):
             if name == "baddbmm":
                 bias = bias + operands[0] * kwargs.get("beta", 1)
                 factor = kwargs.get("alpha", 1)
-            trials = tuple(bias + number * factor for number in (0, 1, 2))
+            trials = tuple(bias + number * factor for number in _TRIALS)
         return _Scores(operands[-2], keys, trials)
 
     def _after(
@@ -189,7 +191,7 @@ def repeated(tensor: Tensor, count: int) -> Tensor:
 def _measured(trials: Sequence[Tensor], keys: Tensor) -> Layer:
     """Return what has been done to scores; refuse what attention over pages cannot do."""
     length = keys.shape[2]
-    zero, one, two = (each.reshape(keys.shape[0], -1, *each.shape[-2:])[0] for each in trials)
+    zero, one, many = (each.reshape(keys.shape[0], -1, *each.shape[-2:])[0] for each in trials)
     if zero.shape[-2:] != (length, length):
         raise UnservedError(_OTHER)
     window, slopes = _pattern(zero)
@@ -197,9 +199,10 @@ def _measured(trials: Sequence[Tensor], keys: Tensor) -> Layer:
     scores = one[:, -1] - zero[:, -1]
     place = torch.where(zero[:, -1] > _MASKED, zero[:, -1].abs(), torch.inf).argmin(dim=-1)
     rows = torch.arange(len(place))
-    scales, twice = scores[rows, place], (two - zero)[:, -1][rows, place]
+    scales, largest = scores[rows, place], (many - zero)[:, -1][rows, place]
     scale = float(scales[0])
-    if not torch.allclose(scales, scales[:1]) or not torch.allclose(twice, 2 * scales, rtol=1e-3):
+    is_linear = torch.allclose(largest, _TRIALS[-1] * scales, rtol=1e-3)
+    if not torch.allclose(scales, scales[:1]) or not is_linear:
         raise UnservedError("caps its attention scores")
     return Layer(scale, window, slopes)
 
