@@ -139,7 +139,7 @@ def _small(config: Any, heads: int) -> Any:
             setattr(small, name, sum(layer >= count - value for layer in chosen))
         elif name == "max_window_layers":
             setattr(small, name, min(value, len(chosen) // 2))
-        elif name in ("word_embed_proj_dim", "embedding_dim"):
+        elif name in ("word_embed_proj_dim", "embedding_dim", "lru_width"):
             setattr(small, name, small.hidden_size)
         elif name == "attention_hidden_size":
             setattr(small, name, value * small.hidden_size // large.hidden_size)
