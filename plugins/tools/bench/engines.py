@@ -6,6 +6,7 @@ The model has a known shape and random weights, and no prompt is used twice. Eac
 engines with 1, 8 and 32 concurrent prompts, in a random order, so that other load on the machine
 affects all of them. An engine whose packages are not installed is skipped with a message. Of
 streams there is a second table: how many tokens a chunk has, and the gap between two chunks.
+``TOKENS=32`` before the command makes answers shorter.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from llmserve.testing import LiveTriton
 
 from .shapes import SHAPES, Prompts, make_model, save
 
-TOKENS = 64
+TOKENS = int(os.environ.get("TOKENS", "64"))
+"""How many each answer has; fewer save time where a model is large."""
 COUNTS = (1, 8, 32)
 Ids = Sequence[list[int]]
 Answer = Callable[[Ids], int]
