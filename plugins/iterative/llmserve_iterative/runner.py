@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import Chunk, LoraProducts, speed_up
 from llmserve_iterative.attention import FlashPlan, PagePlan, Rule, Store, Tokens
+from llmserve_iterative.delta_rule import modules_with_steps, stepping_in_place
 from llmserve_iterative.graphs import DecodeGraphs
 
 LOG = logging.getLogger(__name__)
@@ -318,6 +319,7 @@ class StatesRunner(PaddedRunner):
     ) -> None:
         super().__init__(model, tokens)
         self._inputs, self._pieces = Inputs(model), pieces
+        self._steps = modules_with_steps(model)
         self._copies_bytes = copies_bytes if pieces else 0
         self._states: dict[int, States] = {}
         self._together: tuple[list[int], States] = [], {}
@@ -378,7 +380,8 @@ class StatesRunner(PaddedRunner):
         # Of a model without attention, one may ask for its whole length.
         if self._store.is_empty or len({chunk.stop for chunk in chunks}) == 1:
             del inputs["attention_mask"]
-        output = self._model(**{self._inputs.cache: cache}, use_cache=True, **inputs)
+        with stepping_in_place(self._steps):
+            output = self._model(**{self._inputs.cache: cache}, use_cache=True, **inputs)
         if not states or any(len(part) != len(chunks) for part in states.values()):
             raise NotImplementedError("its states are not in its cache, one for each sequence")
         if len(chunks) > 1:

@@ -16,6 +16,7 @@ from llmserve.runtime import Chunk, Generation
 from llmserve.testing import generation
 from llmserve.testing.needs import plan_needs, read_size
 from llmserve.testing.tiny_models import VOCAB, make_model, with_cache_called
+from llmserve_iterative.delta_rule import modules_with_steps, stepping_in_place
 from llmserve_iterative.runner import StatesRunner, StoredPages, make_runner
 
 from .families import engine_of, expected, finish
@@ -142,6 +143,33 @@ def test_sequences_that_decode_are_one_batch(family: str, monkeypatch: pytest.Mo
     for _ in range(4):
         engine.step()
     assert shapes == [(5, 1)] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_the_delta_rule_changes_its_state_where_it_is(dtype: torch.dtype) -> None:
+    from transformers.models.qwen3_next import modeling_qwen3_next as family
+
+    torch.manual_seed(1)
+    sizes = {"query": (2, 8), "key": (2, 8), "value": (4, 16)}
+    tokens = {name: torch.randn(3, 1, *size).to(dtype) for name, size in sizes.items()}
+    rates = {"g": -torch.rand(3, 1, 4), "beta": torch.rand(3, 1, 4).to(dtype)}
+    settings = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "cu_seqlens": None}
+    state = torch.randn(3, 4, 8, 16)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        found: tuple[torch.Tensor, torch.Tensor] = family.torch_recurrent_gated_delta_rule(
+            **tokens, **rates, **settings, initial_state=state
+        )
+        return found
+
+    expected, own = step(), family.torch_recurrent_gated_delta_rule
+    with stepping_in_place(modules_with_steps(make_model("qwen3_next"))):
+        found = step()
+    torch.testing.assert_close(
+        found, expected, atol=2e-5 if dtype is torch.float32 else 0.02, rtol=0
+    )
+    assert found[1] is state
+    assert family.torch_recurrent_gated_delta_rule is own
 
 
 def test_copies_take_no_more_memory_than_allowed() -> None:
