@@ -39,9 +39,9 @@ class ImageLimits:
 _BEGINNINGS = {b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
-def image_url(file: Path) -> str:
-    """Return the data URL of a file. Its content says of which type it is, not its name."""
-    content = file.read_bytes()
+def image_url(image: Path | bytes) -> str:
+    """Return the data URL of a file, or of what is in one, which says of which type it is."""
+    content = image if isinstance(image, bytes) else image.read_bytes()
     kind = next((kind for begins, kind in _BEGINNINGS.items() if content.startswith(begins)), "png")
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 

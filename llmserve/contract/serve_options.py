@@ -133,6 +133,13 @@ class ServeOptions:
         "folder", "Folder from which requests may add adapters to models, and no others.",
         table="gateway", place="adapter_folder",
     )  # fmt: skip
+    image_hosts: tuple[str, ...] = _option(
+        "texts", "Open addresses of images at this host for users: a name for https, or "
+        "http://NAME (repeatable).", (), flags=("--allow-image-host",), unit="HOST",
+        table="gateway", key="allow_image_hosts", place="image_hosts",
+        key_help="Hosts whose addresses of images are opened for users: a name for https, or "
+        "http://NAME; none by default.",
+    )  # fmt: skip
     aliases: tuple[str, ...] = _option(
         "texts", "Answer requests for the model NAME, as another server called it, by MODEL "
         "(repeatable).", (), flags=("--alias",), unit="NAME=MODEL", table="gateway",

@@ -205,7 +205,8 @@ class Place:
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     ``batches`` is the folder in which a frontend may keep files that clients upload, ``responses``
     the one for responses that requests may go on from, and ``adapter_folder`` the one from which
-    clients may have adapters added to models. ``aliases`` are other names of models, each as
+    clients may have adapters added to models. ``image_hosts`` are those whose addresses of images
+    it opens for users, and no others. ``aliases`` are other names of models, each as
     ``NAME=MODEL``. ``warm_scope`` is ``key`` if a request may find only what is kept of the prompts
     of its own key. ``shadows`` and ``canaries`` are new builds that a frontend tries, each as
     ``NAME=NEW`` or ``NAME=NEW:SHARE``, ``release_tolerances`` how much worse they may be, and
@@ -235,6 +236,7 @@ class Place:
     keep_texts: float | None = None
     release_file: Path | None = None
     certify_share: float | None = None
+    image_hosts: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:

@@ -39,6 +39,10 @@ def _command(place: Place) -> Sequence[str]:
         raise UsageError(
             f"there is no folder {place.adapter_folder}", hint="name another with --adapter-folder"
         )
+    if place.image_hosts:
+        from llmserve_gateway.image_hosts import read_hosts
+
+        read_hosts(place.image_hosts)
     args = ["-m", __name__]
     if place.aliases:
         from llmserve_gateway.model_names import read_aliases

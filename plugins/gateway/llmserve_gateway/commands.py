@@ -118,6 +118,15 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Folder of the adapters that requests may have added; `serve` knows the models' folder.",
 )
 @click.option(
+    "--allow-image-host",
+    "image_hosts",
+    multiple=True,
+    envvar="LLMSERVE_ALLOW_IMAGE_HOST",
+    metavar="HOST",
+    help="Open addresses of images at this host for users: a name for https, or http://NAME; "
+    "repeatable.",
+)
+@click.option(
     "--warm-scope",
     type=click.Choice(["", "key", "all"]),
     default="",

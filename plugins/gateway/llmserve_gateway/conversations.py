@@ -11,6 +11,7 @@ from llmserve.runtime.contract import IMAGE_URL, OPTIONS, BoundedJson
 from llmserve_gateway.bodies import check_depth
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.fields import STRING
+from llmserve_gateway.image_hosts import is_address
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
           "tool": "tool", "function": "tool"}  # fmt: skip
@@ -178,15 +179,15 @@ def _is_image(part: Any) -> bool:
 
 
 def _image(part: Mapping[str, Any], where: str) -> str:
-    """Return an image as an address that has it inside: OpenAI's chats, its responses, Anthropic's.
+    """Return the address of an image: OpenAI's chats, its responses, Anthropic's.
 
-    Other addresses would have the server open what its users name, in networks that are not theirs.
+    Most have the image inside. Others are refused later, unless an operator has named their host.
     """
     source = part.get("source") or part.get("image_url")
     url = source.get("url") if isinstance(source, dict) else source
     if isinstance(source, dict) and source.get("type") == "base64":
         url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    if not isinstance(url, str) or not _DATA_URL.fullmatch(url):
+    if not isinstance(url, str) or not (_DATA_URL.fullmatch(url) or is_address(url)):
         what = f"{where} has an image that is not in the request: send it as data:image/png;base64,"
         raise bad_request(what, where)
     return url

@@ -44,6 +44,7 @@ from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.dialects import AnyRequest, Dialect, Later, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
+from llmserve_gateway.image_fetching import ImageFetcher
 from llmserve_gateway.key_usage import KeyUsage
 from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
 from llmserve_gateway.later_answers import LaterAnswers, answer_when_there_is_room
@@ -119,6 +120,8 @@ class Settings:
     adapter_folder: Path | None = None
     """The folder from which requests may add adapters; without it, they may not."""
 
+    image_hosts: tuple[str, ...] = ()
+    """The hosts whose addresses of images are opened for users; others are never."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of models, and the models."""
     warm_scope: str = ""
@@ -177,6 +180,7 @@ class Gateway:
         self.catalog = Catalog(
             lambda: self.client, settings.models, settings.supervisor, self.loads
         )
+        self.images = ImageFetcher(settings.image_hosts)
         self.names = ModelNames(self.catalog, settings.aliases)
         # Of several replicas, `serve` does not say which one's process has died.
         single = settings.supervisor is not None and len(settings.tritons) == 1
@@ -428,6 +432,7 @@ class Gateway:
             trace.set_request(request)
         self._warnings.warn_of_fields(request.unknown)
         self.check_model(key, Named(request.model, request.adapter).full)
+        self.images.check(request.options)
         # Nothing is loaded for what will be refused.
         _standing(key, request)
         await self.releases.hear_builds(request.model, self._fingerprint)
@@ -512,6 +517,7 @@ class Gateway:
             info = await self.catalog.info(request.model)
             record.model = info.name
             self._check(info, request)
+            await self.images.fetch(request.options)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             _pass_class(info, request, _class_of(key, request))
@@ -563,6 +569,7 @@ class Gateway:
                 info = await self.catalog.info(request.model)
                 check_task(info, request.tasks, self._places)
                 check_images(info, request)
+                await self.images.fetch(request.options)
                 if "logprobs" not in info.inputs:
                     request.options.pop("logprobs", None)
                 _pass_class(info, request, LAST_CLASS)

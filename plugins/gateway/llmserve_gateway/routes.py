@@ -375,6 +375,7 @@ class Routes:
             self._gateway.admit(key, prompt, timeout),
         ):
             check_images(await self._catalog.info(prompt.model), prompt)
+            await self._gateway.images.fetch(options)
             return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:

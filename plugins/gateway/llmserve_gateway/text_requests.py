@@ -11,6 +11,7 @@ from typing import Any
 
 from llmserve.client import Tools
 from llmserve.runtime.contract import ADAPTER, EXTRA_FILES, GENERATE, IMAGE_URL, SUFFIX
+from llmserve_gateway.image_hosts import is_address
 from llmserve_gateway.stored_responses import ResponseState
 
 MAX_ANSWERS = 128
@@ -18,6 +19,8 @@ BYTES_PER_TOKEN = 3
 """A token is seldom shorter."""
 _HELD_BYTES_PER_TOKEN = 256
 """What is no prompt takes memory and no time: 256 MB is as much as a million tokens."""
+FETCHED_BYTES = 5 << 20
+"""How much may come from the address of an image."""
 _IMAGE_TOKENS = 1000
 """Models make some hundreds to thousands of one."""
 
@@ -144,7 +147,10 @@ class ParsedRequest:
     def _other_bytes(self) -> int:
         values = self.options.values()
         texts = [each for value in values for each in (value if type(value) is list else [value])]
-        return sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
+        addresses = sum(map(is_address, self.options.get(IMAGE_URL.name, ())))
+        # An image is in base64 when it has come.
+        come = addresses * FETCHED_BYTES * 4 // 3
+        return come + sum(sys.getsizeof(text) for text in texts if isinstance(text, str))
 
     def model_calls(self) -> list[tuple[str, dict[str, Any]]]:
         """Return a prompt and options for each answer."""

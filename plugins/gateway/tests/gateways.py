@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx2 as httpx
 import openai
@@ -73,6 +75,14 @@ class Triton:
         await self.generate(name, prompt)
         yield Piece("x", input_tokens=2, output_tokens=1)
         yield Piece("", finish_reason="length")
+
+
+class SeeingTriton(Triton):
+    """A model that declares an input for images."""
+
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        info = await super().model(name, refresh=refresh)
+        return replace(info, inputs={**info.inputs, "messages": ANY, "image_url": ANY})
 
 
 def app_before(triton: Any, settings: Settings | None = None) -> Starlette:

@@ -53,6 +53,7 @@ from .gateways import (
     NO_TRITON,
     TEXT,
     URL,
+    SeeingTriton,
     Triton,
     app_before,
     ask,
@@ -794,14 +795,6 @@ def with_part(path: str, part: Any) -> dict[str, Any]:
     parts = [{"type": "text", "text": "What is this?"}, part]
     limit = {"max_tokens": 1} if path == "/v1/messages" else {}
     return {"model": "m", field: [{"role": "user", "content": parts}], **limit}
-
-
-class SeeingTriton(Triton):
-    """A model that declares an input for images."""
-
-    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
-        info = await super().model(name, refresh=refresh)
-        return replace(info, inputs={**info.inputs, "messages": ANY, "image_url": ANY})
 
 
 @pytest.mark.parametrize(
