@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.comparing import compare_here
 from tests.kept import KEPT
 
 # As in llmserve.graphs: a test may import OpenVINO first.
@@ -52,6 +53,11 @@ def _tests_that_tests_run_start_soon() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_ADDOPTS", "-p no:langsmith_plugin -p no:anyio")
         yield
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Also for the tests of plugins, where all are run."""
+    session.config.add_cleanup(compare_here().undo)
 
 
 _WORKER_DIED = pytest.StashKey[bool]()

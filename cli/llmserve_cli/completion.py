@@ -66,7 +66,7 @@ def request_options(ctx: click.Context, param: click.Parameter, incomplete: str)
 def model_sources(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete ``build --model``: the demo model, models in the hub's cache, folders and files."""
+    """Complete ``build --model``: the demo models, models in the hub's cache, folders and files."""
     del ctx, param
     local = [CompletionItem(name) for name in local_sources() if name.startswith(incomplete)]
     return [*local, CompletionItem(incomplete, type="file")]
@@ -85,7 +85,12 @@ def what_to_serve(
 
 
 def local_sources() -> list[str]:
+    from llmserve.plugin import DEMO_MODELS
+
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folders = cache.glob("models--*")
-    return ["demo", *sorted(f.name.removeprefix("models--").replace("--", "/") for f in folders)]
+    return [
+        *DEMO_MODELS,
+        *sorted(f.name.removeprefix("models--").replace("--", "/") for f in folders),
+    ]

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,19 @@ import click
 from llmserve.commands import assigned
 from llmserve.errors import ClientError, LLMServeError, OptionError, UsageError
 from llmserve.plugin import near
-from llmserve.runtime.contract import ALIASES, API_NAMES, FILL_CONTEXT, MESSAGES, OPTIONS
+from llmserve.runtime.contract import (
+    ALIASES,
+    API_NAMES,
+    FILL_CONTEXT,
+    IMAGE_URL,
+    MESSAGES,
+    OPTIONS,
+    with_images,
+)
 from llmserve_cli.options import range_of
 from llmserve_cli.other_tools import IN_A_CONVERSATION
 from llmserve_cli.request_assignments import NOT_BY_SET, refuse_unknown
+from llmserve_cli.shown_images import url_of_file
 from llmserve_cli.usage import what_is_wrong
 
 if TYPE_CHECKING:
@@ -87,6 +96,10 @@ class Conversation:
     clock: Callable[[], float] = time.monotonic
     turns: list[tuple[str, str]] = field(default_factory=list)
     speeds: list[Speed] = field(default_factory=list)
+    shown: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """The images of questions, as data URLs, by their places in ``turns``."""
+    waiting: list[str] = field(default_factory=list)
+    """Those of the next one."""
 
     def __post_init__(self) -> None:
         self.change_model(self.model)
@@ -100,13 +113,20 @@ class Conversation:
         # Whether it may have a chat template. One without continues each text on its own.
         self.takes_messages = self.info is None or MESSAGES.name in self.info.inputs
 
-    def messages(self, *more: str) -> list[dict[str, str]]:
-        """Return all messages, with one of the user's that has no answer yet."""
-        said = [{"role": "system", "content": self.system}] if self.system else []
-        for question, answer in self.turns:
-            said.append({"role": "user", "content": question})
+    def messages(self, *more: str, in_parts: bool = True) -> list[dict[str, Any]]:
+        """Return all messages, with one of the user's that has no answer yet.
+
+        Images are ``in_parts`` of them, as in OpenAI's API, or are only said to be there.
+        """
+        said: list[dict[str, Any]] = []
+        if self.system:
+            said.append({"role": "system", "content": self.system})
+        for place, (question, answer) in enumerate(self.turns):
+            content = with_images(question, self.shown.get(place, ()), in_parts=in_parts)
+            said.append({"role": "user", "content": content})
             said.append({"role": "assistant", "content": answer})
-        return said + [{"role": "user", "content": text} for text in more]
+        asked = (with_images(text, self.waiting, in_parts=in_parts) for text in more)
+        return said + [{"role": "user", "content": content} for content in asked]
 
     def ask(self, text: str) -> Generator[str, None, None]:
         """Yield the answer as it arrives; the speed of it is then the last of ``speeds``.
@@ -128,7 +148,9 @@ class Conversation:
             raise
         finally:
             if pieces:
+                self.shown[len(self.turns)] = tuple(self.waiting)
                 self.turns.append((text, "".join(pieces)))
+                self.waiting.clear()
                 self.speeds.append(speed)
 
     def _options(self) -> dict[str, Any]:
@@ -140,11 +162,15 @@ class Conversation:
     def _pieces(self, text: str) -> Generator[Any, None, None]:
         options = self._options()
         if self.takes_messages:
-            messages = self.messages(text)
+            # A server that describes its models has an input of its own for images.
+            messages = self.messages(text, in_parts=self.info is None)
+            urls = [url for urls in (*self.shown.values(), self.waiting) for url in urls]
+            if urls and self.info is not None:
+                options[IMAGE_URL.name] = urls
             try:
                 yield from self.client.stream(self.model, messages=messages, **options)
             except ClientError as error:
-                if error.code != NO_TEMPLATE or self.turns:
+                if error.code != NO_TEMPLATE or self.turns or urls:
                     raise
                 self.takes_messages = False
         if not self.takes_messages:
@@ -152,6 +178,8 @@ class Conversation:
 
     def reset(self) -> None:
         self.turns.clear()
+        self.shown.clear()
+        self.waiting.clear()
 
 
 # What can be typed instead of a message
@@ -250,6 +278,32 @@ def _model(conversation: Conversation, name: str) -> str:
     return f"{name} answers from now on; it sees what was said so far, /reset begins anew"
 
 
+def _image(conversation: Conversation, argument: str) -> str:
+    """Show an image with the next message."""
+    waiting, info = conversation.waiting, conversation.info
+    if not argument:
+        return f"{_images(len(waiting))} will go with the next message; /image FILE adds one"
+    try:
+        (name,) = shlex.split(argument)
+    except ValueError:
+        raise UsageError("/image takes a file", hint="as in /image photo.jpg") from None
+    if info is not None and not info.input_of(IMAGE_URL.name):
+        raise UsageError(f"{conversation.model} reads only text")
+    waiting.append(url_of_file(Path(name).expanduser()))
+    return f"{_images(len(waiting))} will go with the next message"
+
+
+def _images(count: int) -> str:
+    return f"{count or 'no'} image{'s' * (count != 1)}"
+
+
+def _as_markdown(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if not isinstance(content, str):
+        content = f"({_images(len(content) - 1)})\n\n{content[-1]['text']}"
+    return f"**{message['role']}**\n\n{content}"
+
+
 def _save(conversation: Conversation, argument: str) -> str:
     try:
         (name,) = shlex.split(argument)
@@ -262,7 +316,7 @@ def _save(conversation: Conversation, argument: str) -> str:
     if path.suffix == ".json":
         text = json.dumps(messages, indent=2, ensure_ascii=False)
     else:
-        text = "\n\n".join(f"**{entry['role']}**\n\n{entry['content']}" for entry in messages)
+        text = "\n\n".join(map(_as_markdown, messages))
     try:
         # Not over a file: a conversation is not worth one that was there before.
         with open(path, "x", encoding="utf-8", opener=_private) as file:
@@ -310,6 +364,7 @@ KNOWN = {
     "/reset": Command("", "forgets what was said, as /clear does", _reset),
     "/system": Command("[TEXT]", "shows or sets the system message", _system),
     "/set": Command("[NAME VALUE]", "shows or sets options, as temperature 0.2", _set),
+    "/image": Command("FILE", "shows an image with the next message", _image),
     "/save": Command("FILE", "writes all of it to a file, Markdown or JSON", _save),
     "/model": Command("[NAME]", "shows the model, or goes on with another one", _model),
     "/stats": Command("", "shows how fast the answers came", _stats),

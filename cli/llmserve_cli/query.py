@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,12 +22,13 @@ from llmserve.errors import (
     UsageError,
 )
 from llmserve.plugin import is_fingerprint
-from llmserve.runtime.contract import GENERATE, IMAGE_URL, OPTIONS, image_url
+from llmserve.runtime.contract import GENERATE, IMAGE_URL, OPTIONS, with_images
 from llmserve.server import url_for
 from llmserve_cli.completion import request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
 from llmserve_cli.request_assignments import NOT_BY_SET, refuse_unknown
+from llmserve_cli.shown_images import url_of_file
 from llmserve_cli.terminal import echo_answer
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def query(
         model = f"{model}:{adapter}"
     cut = 0
 
-    urls = [image_url(image) for image in images]
+    urls = [url_of_file(image) for image in images]
     if urls and not openai:
         options[IMAGE_URL.name] = urls
 
@@ -197,7 +198,7 @@ def query(
         if not chat and system is None and not urls:
             return {"prompt": text}
         first = [] if system is None else [{"role": "system", "content": system}]
-        asked = _beside(urls, text, in_parts=bool(openai)) if urls else text
+        asked = with_images(text, urls, in_parts=bool(openai))
         return {"messages": [*first, {"role": "user", "content": asked}]}
 
     def ask(text: str) -> Completion:
@@ -253,18 +254,6 @@ def query(
             )
         _tell_if_cut(_print_pieces(client.stream(model, **content(text), **options)))
         return 0
-
-
-def _beside(urls: Sequence[str], text: str, *, in_parts: bool) -> list[dict[str, Any]]:
-    """Return the parts of a message that shows images, and then asks about them.
-
-    In OpenAI's API they are in its parts; Triton has an input of their own for them.
-    """
-    shown: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": url}} if in_parts else {"type": "image"}
-        for url in urls
-    ]
-    return [*shown, {"type": "text", "text": text}]
 
 
 @contextmanager

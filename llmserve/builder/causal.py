@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from llmserve.builder.adapters import adapter_bytes
 from llmserve.builder.gguf.kept import has_kept_weights
-from llmserve.builder.source import DEMO, ModelSource
+from llmserve.builder.source import ModelSource
 from llmserve.builder.source_files import check_intact, check_links, weight_files
 from llmserve.builder.weights.check import check_weights
 from llmserve.contract.tasks import CLASSIFY, EMBED, GENERATE, RERANK
@@ -235,7 +235,7 @@ def check_kind(
     _check_names(source, kind, trust_remote_code=trust_remote_code)
     # Our own is in the package, and its tests load it. What stays in a GGUF file was compared when
     # that was read.
-    if source.asked != DEMO and not has_kept_weights(source):
+    if not source.is_demo and not has_kept_weights(source):
         check_weights(
             source.path,
             asked=source.asked,

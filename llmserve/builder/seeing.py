@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.builder.causal import SEEING, allowed, check_kind, place_model
+from llmserve.builder.causal import CAUSAL, SEEING, allowed, check_kind, place_model
+from llmserve.builder.progress import Note
 from llmserve.builder.source import ModelSource
 from llmserve.builder.source_files import processor_files, tokenizer_files
-from llmserve.contract.images import LIMITS, MAX_IMAGE_MB, MAX_IMAGES, MAX_MEGAPIXELS
+from llmserve.contract.images import IMAGE_LIMITS, MAX_IMAGE_MB, MAX_IMAGES, MAX_MEGAPIXELS
 from llmserve.contract.options import IMAGE_URL, OPTIONS
 from llmserve.errors import ModelSourceError, OptionError
 from llmserve.plugins.options import Option
@@ -21,8 +23,9 @@ _NOT_BESIDE = ("adapters", "draft_model")
 
 IMAGE_OPTIONS = (
     Option(
-        "max_images", MAX_IMAGES, "Of a model that reads images: how many a request may have.",
-        minimum=1, maximum=_ROW.high,
+        "max_images", MAX_IMAGES,
+        "Of a model that reads images: how many a request may have; 0 builds it for text alone.",
+        minimum=0, maximum=_ROW.high,
     ),
     Option(
         "max_image_mb", MAX_IMAGE_MB, "How large the file of an image may be, in megabytes.",
@@ -50,38 +53,83 @@ def sees_images(source: ModelSource) -> bool:
     return kind in getattr(modeling_auto, SEEING.mapping)
 
 
+def is_for_text(context: BuildContext) -> bool:
+    """Return whether a build is of text alone, and of a model that transformers loads for that."""
+    return not context.options["max_images"] and _reads_text_alone(context.source)
+
+
+def _reads_text_alone(source: ModelSource) -> bool:
+    """Return whether transformers also loads a model of this kind for text alone."""
+    from transformers.models.auto import modeling_auto
+
+    return source.config().get("model_type") in getattr(modeling_auto, CAUSAL.mapping)
+
+
+def note_unread(context: BuildContext, plugin: str, *, instead: str) -> None:
+    """Say that a model reads images, that a plugin serves it for its text, and which reads them."""
+    kind = context.source.config()["model_type"]
+    problem = f"note: {plugin} reads no images with a model of the kind {kind}"
+    context.report(Note(f"{problem}: it is served for text alone; {instead} reads them"))
+
+
 def place_seeing_model(context: BuildContext) -> dict[str, Any]:
     """Check a model that reads images, place it with its processor, and have it take images.
 
-    Returns the settings that ``llmserve.runtime.causal.load`` reads, and the limits of images. The
-    generator must have ``PLACEMENT_OPTIONS`` and ``IMAGE_OPTIONS``.
+    Returns the settings that ``llmserve.runtime.causal.load`` reads, and the limits of images: with
+    ``max_images`` 0, it is placed for text alone. The generator must have ``PLACEMENT_OPTIONS`` and
+    ``IMAGE_OPTIONS``.
+    """
+    beside = checked_processor(context)
+    limits = take_images(context)
+    return {**place_model(context, beside=beside), **limits}
+
+
+def checked_processor(context: BuildContext) -> tuple[Path, ...]:
+    """Return the files of the tokenizer and of the processor, which loads; none with ``max_images``
+    0."""
+    if not context.options["max_images"]:
+        return ()
+    _check_processor(context)
+    return seeing_files(context.source)
+
+
+def seeing_files(source: ModelSource) -> tuple[Path, ...]:
+    """Return the files of the tokenizer and of the processor."""
+    return tuple(dict.fromkeys([*tokenizer_files(source), *processor_files(source)]))
+
+
+def take_images(context: BuildContext, *, requires: Iterable[str] = ()) -> dict[str, Any]:
+    """Check a model that reads images, and have it take them; return the setting of their limits.
+
+    The generator must have ``IMAGE_OPTIONS``. ``requires`` is what it needs only for images.
     """
     source, options = context.source, context.options
     for name in _NOT_BESIDE:
         if options.get(name):
+            hint = f"leave out {name}"
+            if _reads_text_alone(source):
+                hint += ", or build it for text alone with --set max_images=0"
             raise OptionError(
-                f"{source.asked} reads images, which goes with no {name} yet",
-                hint=f"leave out {name}",
+                f"{source.asked} reads images, which goes with no {name} yet", hint=hint
             )
-    _check_processor(context)
     check_kind(source, SEEING, **allowed(context))
-    beside = dict.fromkeys([*tokenizer_files(source), *processor_files(source)])
-    # Pillow decodes them, where the model is served.
-    context.take(IMAGE_URL, requires=("pillow",))
+    if options["max_images"]:
+        # Pillow decodes them, where the model is served.
+        context.take(IMAGE_URL, requires=("pillow", *requires))
     limits: Mapping[str, Any] = {
         "images": options["max_images"],
         "megabytes": options["max_image_mb"],
         "megapixels": options["max_image_megapixels"],
     }
-    return {**place_model(context, beside=tuple(beside)), LIMITS: limits}
+    return {IMAGE_LIMITS: limits}
 
 
 def _check_processor(context: BuildContext) -> None:
     """Refuse a model whose processor lacks a package, which loading it would stumble over."""
-    from transformers import AutoProcessor
+    from llmserve.runtime.torch.processor import load_processor
 
     try:
-        AutoProcessor.from_pretrained(
+        load_processor(
             str(context.source.path),
             local_files_only=True,
             trust_remote_code=bool(context.options["trust_remote_code"]),
@@ -91,6 +139,5 @@ def _check_processor(context: BuildContext) -> None:
         reason = lines[0] if lines else type(error).__name__
         raise ModelSourceError(
             f"the processor of {context.source.asked} cannot be loaded: {reason[:200]}",
-            hint="install what it needs, or move its preprocessor_config.json and "
-            "processor_config.json away: the model then reads text alone",
+            hint="install what it needs, or build it for text alone with --set max_images=0",
         ) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.plan import DEFAULT_OUTPUT, BuildSpec
-from llmserve.builder.source import DEMO
+from llmserve.builder.source import is_demo
 from llmserve.contract.serve_options import keys_of
 from llmserve.contract.warm_prompt import WarmPrompt
 from llmserve.errors import ConfigError
@@ -294,7 +294,7 @@ def _located(path: Path, value: Any, kind: str) -> Any:
     try:
         found = path.absolute().parent / Path(value).expanduser()
         is_path = kind == "path" or value.startswith((".", "/", "~"))
-        return str(found) if is_path or (value != DEMO and found.exists()) else value
+        return str(found) if is_path or (not is_demo(value) and found.exists()) else value
     except (OSError, RuntimeError, ValueError):
         # No file can be called that, or ~NAME is no user.
         return value

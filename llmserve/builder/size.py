@@ -20,9 +20,10 @@ from llmserve.builder.hub.failures import HubError
 from llmserve.builder.hub.lookup import look_up
 from llmserve.builder.layer_kinds import first, layers_of, state_bytes
 from llmserve.builder.reading import read_object
-from llmserve.builder.source import DEMO, GGUF, WEIGHTS, is_gguf, model_on_hub, path_of
+from llmserve.builder.source import GGUF, WEIGHTS, is_demo, is_gguf, model_on_hub, path_of
 from llmserve.builder.weights.quantised import quantised_by
 from llmserve.builder.weights.stored import WHOLE, Stored, loaded_files, read_stored
+from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
 from llmserve.plugins.quantised import Quantised
 from llmserve.plugins.size import BYTES, ModelSize, PackedSize
@@ -50,10 +51,8 @@ def size_of(
 
     A hub that does not give the model gives the build nothing either: that is raised.
     """
-    if model == DEMO:
-        from llmserve.demo import demo_model_path
-
-        return size_in(demo_model_path(), weights)
+    if is_demo(model):
+        return size_in(demo_model_path(model), weights)
     try:
         path = path_of(model)
         if is_gguf(path):

@@ -1,4 +1,4 @@
-"""Locates the model that a build is given: the demo, a local folder or a model on the hub."""
+"""Locates the model that a build is given: a demo, a local folder or a model on the hub."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmserve.builder.hub.failures import no_file
 from llmserve.builder.hub.listing import COMMIT
 from llmserve.builder.hub.lookup import cached, look_up
 from llmserve.builder.reading import read_object
+from llmserve.demo import DEMO, DEMO_MODELS, demo_model_path
 from llmserve.errors import ModelSourceError
 
-DEMO = "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILE = re.compile(
     rf"(?P<id>{_HUB_ID.pattern}):(?P<file>([\w.-]+/)*[\w.-]+\.gguf)", re.IGNORECASE
@@ -53,6 +53,11 @@ class ModelSource:
     repo_id: str | None = None
     revision: str | None = None
     converted_from: ModelSource | None = None
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether it is one of our own models, which are in the package."""
+        return is_demo(self.asked)
 
     @property
     def folder(self) -> Path:
@@ -93,8 +98,8 @@ class ModelSource:
         if self.repo_id and self.revision:
             file = {"file": self.path.name} if self.path.is_file() else {}
             return {"kind": "hub", "id": self.repo_id, "revision": self.revision, **file}
-        if self.asked == DEMO:
-            return {"kind": "demo"}
+        if self.is_demo:
+            return {"kind": DEMO} if self.asked == DEMO else {"kind": DEMO, "name": self.asked}
         if self.path.is_file():
             return {"kind": "local", "file": self.path.name}
         if not self.path.is_dir():
@@ -116,14 +121,12 @@ def resolve(
     ``source``. Of a model on the hub, files in folders are not downloaded: if a pattern names some,
     the generator looks whether they are there.
     """
-    if model == DEMO:
-        from llmserve.demo import demo_model_path
-
+    if is_demo(model):
         if kind == "file":
             raise ModelSourceError("the demo is a folder", hint="name a file")
         if kind is not None:
-            _check_weights(demo_model_path(), model, weights)
-        return ModelSource(model, demo_model_path())
+            _check_weights(demo_model_path(model), model, weights)
+        return ModelSource(model, demo_model_path(model))
     if not model:
         raise ModelSourceError("the model is not named", hint="name a folder, or an id on the hub")
     path = path_of(model)
@@ -163,6 +166,11 @@ def resolve(
         raise ModelSourceError(f"no {what} at {model}", hint=f"name a local folder{others}")
     folder = _fetch(model, revision=revision, weights=weights, report=report)
     return ModelSource(model, folder, model, folder.name)
+
+
+def is_demo(model: str) -> bool:
+    """Return whether this is the name of a model that the package has."""
+    return model in DEMO_MODELS
 
 
 GGUF = ".gguf"
@@ -209,7 +217,7 @@ def is_unbuilt_model(path: Path) -> bool:
 
 
 def names_model(model: str) -> bool:
-    """Return whether this can be a model of the hub, or the demo, if there is no such path."""
+    """Return whether this can be a model of the hub, or a demo, if there is no such path."""
     if "/" not in model and model.lower().endswith(GGUF):
         return False
     return model_on_hub(model) is not None

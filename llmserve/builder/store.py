@@ -26,7 +26,7 @@ from llmserve.builder.plan import (
     make_plan,
     needed_packages,
 )
-from llmserve.builder.source import DEMO, path_of
+from llmserve.builder.source import is_demo, path_of
 from llmserve.contract.names import MANIFEST
 from llmserve.errors import ConfigError, ModelSourceError, OutputError, UsageError
 from llmserve.names import check_model_name, is_model_name, model_name_from, near
@@ -243,9 +243,9 @@ class Store:
     def _recalled(self, spec: BuildSpec) -> BuildSpec:
         """Complete the spec of a model that is meant by its name in the store.
 
-        A path, the demo, and the id of a model that was built from the hub mean themselves.
+        A path, a demo, and the id of a model that was built from the hub mean themselves.
         """
-        is_itself = spec.model == DEMO or self._repository is not None
+        is_itself = is_demo(spec.model) or self._repository is not None
         kept = None if is_itself else self.find(spec.model)
         record = kept and kept.record
         if not record or record.model == spec.model or path_of(spec.model).exists():
@@ -265,7 +265,7 @@ class Store:
     def _located(self, spec: BuildSpec) -> BuildSpec:
         """Return the spec with its place in the store, and the model as a path if it is one."""
         path = path_of(spec.model)
-        is_path = spec.model not in ("", DEMO) and path.exists()
+        is_path = bool(spec.model) and not is_demo(spec.model) and path.exists()
         model = os.path.normpath(path.absolute()) if is_path else spec.model
         name = check_model_name(spec.name or model_name_from(model))
         return replace(spec, model=model, name=name, output=self.place(name))

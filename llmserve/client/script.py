@@ -15,14 +15,16 @@ You can also import it, and change it as you like:
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import re
 import secrets
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -33,8 +35,11 @@ from llmserve.client.script_parts import (
     REJECTED,
     UNREACHABLE,
     URL,
+    USAGE,
     RequestError,
+    about_model,
     channel,
+    check_pin,
     default_model,
     explain,
     one_line,
@@ -64,18 +69,23 @@ def generate(prompt: str, **options: Any) -> Answer:
 def stream(
     prompt: str,
     *,
+    images: Sequence[str | Path | bytes] = (),
     model: str | None = None,
     url: str = URL,
     timeout: float | None = None,
+    pin: str | None = None,
     pieces: bool = True,
     **options: Any,
 ) -> Iterator[Answer]:
     """Yield the answer in pieces as they arrive; leaving the loop cancels the request.
 
-    ``timeout`` is in seconds, for the whole request; ``options`` are those of the model, such as
-    ``max_tokens=32``.
+    ``images`` are files, or what is in them, for a model that reads images: the message of the
+    prompt shows them in their order. ``timeout`` is in seconds, for the whole request; ``pin`` is a
+    fingerprint (``fp_...``), and a model that is another one is refused; ``options`` are those of
+    the model, such as ``max_tokens=32``.
     """
     model = model or default_model()
+    options |= _shown(prompt, images)
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def remaining() -> float | None:
@@ -87,6 +97,7 @@ def stream(
             config_request = messages.ModelConfigRequest(name=model)
             config_timeout = 10 if deadline is None else remaining()
             config = stub.ModelConfig(config_request, timeout=config_timeout).config
+            check_pin(config, pin)
             exchange = _exchange(config)
             if exchange == "stream":
                 request = _request(config, prompt, {**options, "stream": pieces})
@@ -107,6 +118,28 @@ def stream(
                 yield from _read(stub.ModelInfer(request, timeout=remaining()))
         except grpc.RpcError as error:
             raise explain(error, model, url) from None
+
+
+def _shown(prompt: str, images: Sequence[str | Path | bytes]) -> dict[str, Any]:
+    """Return the options of a prompt with images: a message, and a data URL for each of them."""
+    if not images:
+        return {}
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": prompt}]
+    messages = json.dumps([{"role": "user", "content": content}])
+    return {"messages": messages, "image_url": [_data_url(image) for image in images]}
+
+
+def _data_url(image: str | Path | bytes) -> str:
+    # Of which type it is, the model finds out.
+    content = image if isinstance(image, bytes) else _content(Path(image))
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", USAGE) from None
 
 
 def _exchange(config: Any) -> str:
@@ -185,10 +218,14 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(option, type=int)
     for option in ("--temperature", "--top-p"):
         parser.add_argument(option, type=float)
+    if "image_url" in about_model().get("contract", {}).get("inputs", ()):
+        image = "an image to ask about (repeatable)"
+        parser.add_argument("--image", dest="images", action="append", default=[], help=image)
     parser.add_argument("--stop", dest="stop_words", action="append", help="repeatable")
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     parser.add_argument("--timeout", type=float, help="seconds for the whole request")
+    parser.add_argument("--pin", help="refuse a model that has not this fingerprint")
     return parser
 
 

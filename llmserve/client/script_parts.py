@@ -18,6 +18,11 @@ import grpc
 URL = os.environ.get("LLMSERVE_URL") or "127.0.0.1:8001"
 RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2, 4, 5, 6, 7, 130
 
+INCOMPATIBLE = 3
+FINGERPRINT = "llmserve.fingerprint"
+# What a model's answers depend on: each has its place in the fingerprint.
+PARTS = ("weights", "tokenizer", "chat template", "defaults", "settings", "engine")
+
 
 class RequestError(Exception):
     """A failed request: a one-line message and the exit code."""
@@ -27,13 +32,19 @@ class RequestError(Exception):
         self.exit_code = exit_code
 
 
-def default_model() -> str:
-    """Return the model's name from llmserve.json next to this file, else the folder's name."""
+def about_model() -> dict[str, Any]:
+    """Return what llmserve.json next to this file says of the model."""
     folder = Path(__file__).resolve().parent
     manifest = folder / "llmserve.json"
     if not manifest.is_file():
-        return folder.name
-    return str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
+        return {"name": folder.name}
+    about: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
+    return about
+
+
+def default_model() -> str:
+    """Return the name of this folder's model, else that of the folder."""
+    return str(about_model()["name"])
 
 
 def set_parameters(request: Any, options: dict[str, Any]) -> None:
@@ -65,6 +76,23 @@ def channel(url: str) -> Any:
     if scheme == "grpcs":
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=options)
     return grpc.insecure_channel(address, options=options)
+
+
+def check_pin(config: Any, pin: str | None) -> None:
+    """Refuse a model that is not the one of a fingerprint, and say what of it has changed."""
+    if pin is None:
+        return
+    pinned = pin.removeprefix("fp_").split("-")
+    if not pin.startswith("fp_") or len(pinned) != len(PARTS):
+        raise RequestError(f"{pin} is not a fingerprint: llmserve list shows a model's own", USAGE)
+    if FINGERPRINT not in config.parameters:
+        raise RequestError(f"{config.name} has no fingerprint to compare with {pin}", INCOMPATIBLE)
+    own = config.parameters[FINGERPRINT].string_value
+    now = own.removeprefix("fp_").split("-")
+    rows = zip(PARTS, pinned, now, strict=False)
+    if what := " and ".join(part for part, was, is_now in rows if was != is_now):
+        problem = f"{config.name} is not the model of that fingerprint: it has other {what}"
+        raise RequestError(f"{problem} (its own is {own})", INCOMPATIBLE)
 
 
 def explain(error: Any, model: str, url: str) -> RequestError:

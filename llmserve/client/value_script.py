@@ -25,7 +25,15 @@ import grpc
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-from llmserve.client.script_parts import URL, channel, default_model, explain, run, set_parameters
+from llmserve.client.script_parts import (
+    URL,
+    channel,
+    check_pin,
+    default_model,
+    explain,
+    run,
+    set_parameters,
+)
 
 # The formats of Triton's numbers, which are little-endian.
 FORMATS = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"}
@@ -40,12 +48,14 @@ def compute(
     model: str | None = None,
     url: str = URL,
     timeout: float | None = None,
+    pin: str | None = None,
     **options: Any,
 ) -> dict[str, list[Any]]:
     """Return the model's outputs by name, each with an entry for every text.
 
     ``pairs`` are second texts, one for each, such as documents that a query is compared with;
-    ``options`` are those of the model, such as ``truncate=True``.
+    ``pin`` is a fingerprint, and another model is refused; ``options`` are those of the model, such
+    as ``truncate=True``.
     """
     model = model or default_model()
     found: dict[str, list[Any]] = {}
@@ -54,6 +64,7 @@ def compute(
         try:
             request = messages.ModelConfigRequest(name=model)
             config = stub.ModelConfig(request, timeout=10).config
+            check_pin(config, pin)
             rows = config.max_batch_size or len(texts)
             for first in range(0, len(texts), rows):
                 some = slice(first, first + rows)
@@ -123,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dimensions", type=int, help="numbers of an embedding to keep")
     parser.add_argument("--truncate", action="store_true", default=None, help="cut long texts")
     parser.add_argument("--timeout", type=float, help="seconds for a request")
+    parser.add_argument("--pin", help="refuse a model that has not this fingerprint")
     return parser
 
 

@@ -8,8 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-LIMITS = "image_limits"
+IMAGE_LIMITS = "image_limits"
 """What a generator's settings call the limits of images; those of a model of text have none."""
 
 MAX_IMAGES = 8
@@ -19,6 +20,7 @@ MAX_IMAGE_MB = 20
 MAX_MEGAPIXELS = 25
 """How many million pixels each may have: decoding takes up to 24 bytes of memory for each."""
 
+_BEFORE_CONTENT = 160
 _DATA_URL = re.compile(r"data:[\w.+/;= -]{0,128};base64,", re.ASCII | re.IGNORECASE)
 _SHAPE = "send it as data:image/png;base64,…"
 
@@ -35,6 +37,11 @@ class ImageLimits:
     megabytes: int = MAX_IMAGE_MB
     megapixels: int = MAX_MEGAPIXELS
 
+    @property
+    def longest(self) -> int:
+        """How many characters the data URL of an image may have."""
+        return self.megabytes * 1_000_000 * 4 // 3 + _BEFORE_CONTENT
+
 
 _BEGINNINGS = {b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
@@ -46,13 +53,37 @@ def image_url(image: Path | bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def image_contents(urls: Sequence[str], limits: ImageLimits) -> list[bytes]:
-    """Return the files that data URLs have; the message of a refusal names no part of any."""
+def with_images(text: str, urls: Sequence[str], *, in_parts: bool) -> str | list[dict[str, Any]]:
+    """Return the content of a message that shows images, if any, and then asks about them.
+
+    In OpenAI's API they are in its parts; Triton has an input of their own for them.
+    """
+    if not urls:
+        return text
+    shown: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url}} if in_parts else {"type": "image"}
+        for url in urls
+    ]
+    return [*shown, {"type": "text", "text": text}]
+
+
+def check_image_sizes(urls: Sequence[str], limits: ImageLimits) -> None:
+    """Refuse too many images, or one that is too long, without a look into them."""
     if len(urls) > limits.images:
         raise ImageRefusedError(
             f"{len(urls)} images are more than the {limits.images} that this model takes: "
             "send fewer"
         )
+    for number, url in enumerate(urls, 1):
+        if len(url) > limits.longest:
+            raise ImageRefusedError(
+                f"image {number} is over {limits.megabytes} MB: send it smaller"
+            )
+
+
+def image_contents(urls: Sequence[str], limits: ImageLimits) -> list[bytes]:
+    """Return the files that data URLs have; the message of a refusal names no part of any."""
+    check_image_sizes(urls, limits)
     return [_content(url, number, limits) for number, url in enumerate(urls, 1)]
 
 

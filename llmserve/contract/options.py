@@ -206,6 +206,12 @@ class RequestOptions:
         own_responses=True,
     )  # fmt: skip
 
+    # One row of scores answers a question, however many answers it may have. vLLM takes as many.
+    logprobs_of: tuple[str, ...] = _option(
+        "words", "", "With logprobs: return, instead of the likeliest tokens, these texts in their "
+        "order. Each has to be a single token as the beginning of the answer.", (), high=128,
+    )  # fmt: skip
+
     json_schema: str | None = _option(
         "text", "forms", "Constrain the answer to this JSON schema.", json=True, api="json"
     )
@@ -331,6 +337,7 @@ KEEP_LONGER = OPTIONS["keep_longer"].name
 SUFFIX = OPTIONS["suffix"].name
 EXTRA_FILES = OPTIONS["extra_files"].name
 PRIORITY_CLASS = OPTIONS["priority_class"].name
+LOGPROBS_OF = OPTIONS["logprobs_of"].name
 OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
 SHARED_STREAM = OPTIONS["shared_stream"].name
 _OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)

@@ -173,6 +173,10 @@ class ServeOptions:
         "flag", "Run the frontend without keys, on any address.", False, table="gateway",
         opens=True, place="open",
     )  # fmt: skip
+    inspect: bool = _option(
+        "flag", "Show the last requests and what models read of them on the page: on this machine, "
+        "or to keys that may load models.", False, table="gateway", opens=True, place="inspect",
+    )  # fmt: skip
     otlp_endpoint: str = _option(
         "text",
         "Send traces to this URL (OTLP over HTTP).",

@@ -212,7 +212,8 @@ class Place:
     ``NAME=NEW`` or ``NAME=NEW:SHARE``, ``release_tolerances`` how much worse they may be, and
     ``keep_texts`` for how many hours texts of users are kept to compare. ``release_file`` is where
     it is kept what is known of the builds. ``certify_share`` is the share of answers that are
-    handed to ``serve`` at ``status``, to be judged by their models.
+    handed to ``serve`` at ``status``, to be judged by their models. With ``inspect`` a frontend
+    shows the last requests with their texts, to who may see them.
     """
 
     tritons: tuple[Address, ...]
@@ -237,6 +238,7 @@ class Place:
     release_file: Path | None = None
     certify_share: float | None = None
     image_hosts: tuple[str, ...] = ()
+    inspect: bool = False
 
     @property
     def url(self) -> str:

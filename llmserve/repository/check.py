@@ -16,10 +16,11 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.builder.causal import KINDS
 from llmserve.builder.hub.lookup import cached
-from llmserve.builder.source import DEMO, is_checkpoint, is_unbuilt_model
+from llmserve.builder.source import is_checkpoint, is_unbuilt_model
 from llmserve.builder.source_files import check_code, config_files
 from llmserve.builder.weights.check import check_weights
 from llmserve.contract.names import MANIFEST
+from llmserve.demo import DEMO
 from llmserve.errors import ModelSourceError, reason
 from llmserve.packages import (
     EMBEDDED,

@@ -44,9 +44,11 @@ from llmserve.runtime.engine.page_files import PageFiles as PageFiles
 from llmserve.runtime.engine.page_files import PageFolderError as PageFolderError
 from llmserve.runtime.engine.runner import ArrayLogits as ArrayLogits
 from llmserve.runtime.engine.runner import Chunk as Chunk
+from llmserve.runtime.engine.runner import Embedded as Embedded
 from llmserve.runtime.engine.runner import Logits as Logits
 from llmserve.runtime.engine.runner import PageRunner as PageRunner
 from llmserve.runtime.engine.runner import Runner as Runner
+from llmserve.runtime.engine.runner import StatePageRunner as StatePageRunner
 from llmserve.runtime.engine.runner import StateRunner as StateRunner
 from llmserve.runtime.engine.warm import WarmPages as WarmPages
 from llmserve.runtime.engine.warm import warm_pages as warm_pages
@@ -83,6 +85,9 @@ from llmserve.runtime.protocols import Tokenizer as Tokenizer
 from llmserve.runtime.protocols import strings as strings
 from llmserve.runtime.torch.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
 from llmserve.runtime.torch.image_processor import ImageProcessor as ImageProcessor
+from llmserve.runtime.torch.image_tower import ImageTower as ImageTower
+from llmserve.runtime.torch.image_tower import embedded_parts as embedded_parts
+from llmserve.runtime.torch.image_tower import embeds_images as embeds_images
 from llmserve.runtime.torch.linear import speed_up as speed_up
 from llmserve.runtime.torch.lora import LoraProducts as LoraProducts
 from llmserve.runtime.torch.lora import lora_products as lora_products

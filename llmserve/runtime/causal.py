@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.contract.images import LIMITS
+from llmserve.contract.images import IMAGE_LIMITS
 from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
 from llmserve.runtime.torch import freed_memory
@@ -78,7 +78,7 @@ def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "") -> Any:
 
 def _loader(settings: Mapping[str, Any]) -> str:
     """Return the class of transformers that loads a model of a build's settings."""
-    return "AutoModelForImageTextToText" if LIMITS in settings else "AutoModelForCausalLM"
+    return "AutoModelForImageTextToText" if IMAGE_LIMITS in settings else "AutoModelForCausalLM"
 
 
 def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) -> torch.dtype | str:

@@ -4,8 +4,12 @@ from llmserve.contract.classes import CLASSES as CLASSES
 from llmserve.contract.classes import LAST_CLASS as LAST_CLASS
 from llmserve.contract.classes import LATE_AFTER as LATE_AFTER
 from llmserve.contract.classes import LATE_EVERY as LATE_EVERY
+from llmserve.contract.images import IMAGE_LIMITS as IMAGE_LIMITS
 from llmserve.contract.images import ImageLimits as ImageLimits
+from llmserve.contract.images import ImageRefusedError as ImageRefusedError
+from llmserve.contract.images import check_image_sizes as check_image_sizes
 from llmserve.contract.images import image_url as image_url
+from llmserve.contract.images import with_images as with_images
 from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
 from llmserve.contract.names import THREADS as THREADS
 from llmserve.contract.names import WARM as WARM
@@ -26,6 +30,7 @@ from llmserve.contract.options import INT32 as INT32
 from llmserve.contract.options import KEEP_LONGER as KEEP_LONGER
 from llmserve.contract.options import LOGIT_BIAS as LOGIT_BIAS
 from llmserve.contract.options import LOGPROBS as LOGPROBS
+from llmserve.contract.options import LOGPROBS_OF as LOGPROBS_OF
 from llmserve.contract.options import MAX_TOKENS as MAX_TOKENS
 from llmserve.contract.options import OPTIONS as OPTIONS
 from llmserve.contract.options import PRIORITY_CLASS as PRIORITY_CLASS

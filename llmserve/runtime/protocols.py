@@ -92,7 +92,8 @@ class Generator(Protocol):
 
     One that takes images itself has ``read_images(text, urls)``, which returns the
     :class:`SeenPrompt` of a rendered conversation and of its images, in the order of their marks,
-    or raises ``RequestError``. Its tokenizer is a :class:`SeeingTokenizer`.
+    or raises ``RequestError``. Its tokenizer is a :class:`SeeingTokenizer`. With
+    ``about_images()`` it tells the limits of images, and how many tokens one has.
     """
 
     context_length: int | None

@@ -373,10 +373,20 @@ def generation(
     eos: frozenset[int] = frozenset(),
     decode: Callable[[Sequence[int]], str] | None = None,
     requested: bool = False,
+    images: Any = None,
+    scored: Sequence[int] = (),
     **params: Any,
 ) -> Generation:
     """Return a generation; ``requested`` means that its request itself names the length."""
     if requested:
         params["max_tokens"] = max_tokens
     decode = decode or ByteTokenizer().decode
-    return Generation(prompt, Params(**params), max_tokens=max_tokens, eos_ids=eos, decode=decode)
+    return Generation(
+        prompt,
+        Params(**params),
+        max_tokens=max_tokens,
+        eos_ids=eos,
+        decode=decode,
+        images=images,
+        scored=scored,
+    )

@@ -26,14 +26,16 @@ class ScriptedServe:
     What is loaded is in ``loaded`` at once, when ``gate`` is open; ``broken`` fails to load.
     """
 
-    def __init__(self, *names: str, max_loaded: int = 1) -> None:
+    def __init__(self, *names: str, max_loaded: int = 1, unload_after: float | None = None) -> None:
         self.loaded: set[str] = set()
         self.history: list[str] = []
         """What was loaded (``+a``) and unloaded (``-a``)."""
         self.gate = asyncio.Event()
         self.gate.set()
         self._desired = Desired()
-        self._demand = Demand(names, OnDemand(max_loaded=max_loaded), time.monotonic())
+        self._demand = Demand(
+            names, OnDemand(max_loaded, unload_after=unload_after), time.monotonic()
+        )
         self._changes: dict[str, asyncio.Future[None]] = {}
         self._refused: dict[str, str] = {}
 
@@ -125,7 +127,8 @@ class ScriptedServe:
 
     async def _hold(self, request: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         loop = asyncio.get_running_loop()
-        hold = Hold(request["model"], loop.create_future(), request["load"], request["priority"])
+        granted, keep = loop.create_future(), request.get("keep")
+        hold = Hold(request["model"], granted, request["load"], request["priority"], keep)
         self._desired.holds.append(hold)
         self._consider()
         try:

@@ -6,8 +6,11 @@ Each kind of causal model that transformers has is made small and random, and ``
 alone.
 
     python -m plugins.tools.architectures [--write] [--only PLUGIN] [KIND ...]
+    python -m plugins.tools.architectures --save FOLDER KIND ...
 
 With kinds, ``--write`` changes their rows of the page alone, and with a plugin, its column.
+``--save`` tries none: it writes them with the demo's tokenizer into folders of their names, so that
+they can be built and served.
 """
 
 from __future__ import annotations
@@ -77,6 +80,15 @@ def small_model(kind: str) -> Any:
         elif parameter.ndim == 1 and spread < 0.03:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return model.requires_grad_(False)
+
+
+def save(kind: str, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from llmserve.plugin import demo_model_path
+
+    small_model(kind).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(demo_model_path()).save_pretrained(folder)
 
 
 def _config(kind: str) -> Any:
@@ -187,6 +199,7 @@ def tried(kind: str, plugins: Sequence[str]) -> Iterator[dict[str, str]]:
     from llmserve_openvino.passes import PAGE_SIZE
     from llmserve_openvino.runner import make_runner as make_openvino
     from llmserve_openvino.trace import convert
+    from llmserve_openvino.trial import refusals
 
     model = small_model(kind)
     texts = {words: random_texts(model.config, n) for words, n in _LENGTHS.items()}
@@ -205,13 +218,17 @@ def tried(kind: str, plugins: Sequence[str]) -> Iterator[dict[str, str]]:
             convert(own, stored), exact, cache_tokens=max(tokens, PAGE_SIZE), sequences=3
         )
 
+    def with_openvino() -> str:
+        with refusals(model.config.get_text_config()):
+            return found_with(model, on_openvino, expected)
+
     def on_iterative() -> Any:
         return make_runner(deepcopy(model), tokens)
 
     ways: dict[str, Callable[[], str]] = {
         "hf": lambda: found_with_hf(deepcopy(model)),
         "iterative": lambda: found_with(model, on_iterative, expected),
-        "openvino": lambda: found_with(model, on_openvino, expected),
+        "openvino": with_openvino,
     }
     found = dict.fromkeys(plugins, "no: it ends its process")
     for plugin in plugins:
@@ -341,7 +358,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", choices=_PLUGINS, action="append")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
+    parser.add_argument("--save", type=Path, metavar="FOLDER")
     asked = parser.parse_args(arguments)
+    if asked.save is not None:
+        for kind in asked.kinds:
+            save(kind, asked.save / kind)
+        return
     found = listed()
     for kind, row in rows(asked.kinds or [*kinds(), *variants()], asked.only or _PLUGINS):
         found[kind] = {**found.get(kind, {}), **row} if asked.only else row

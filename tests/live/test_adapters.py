@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import llmserve
 from llmserve.client import Completion
 from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton, run
 from llmserve.testing.tiny_adapters import merged, save_adapter
 
 from .gateway import gateway_of
+from .servers import Serving
 
 pytestmark = pytest.mark.long
 
@@ -139,3 +143,25 @@ def test_the_lines_of_a_batch_name_adapters(triton: LiveTriton, model: str, tmp_
     plain = triton.client.generate(model, PROMPT, **options).text
     assert found == {"0": plain, "1": one, "2": two, "3": one}
     assert len({plain, one, two}) == 3
+
+
+def test_a_model_with_a_draft_and_adapters_comes_and_goes_on_demand(
+    adapters: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """Each of the two is unloaded for the other; the draft guesses for all adapters."""
+    plain, named = str(demo_model_path()), f"one={adapters[0]},two={adapters[1]}"
+    options: dict[str, Any] = {"output": tmp_path, "dtype": "float32", "device": "cpu"}
+    guesses: dict[str, Any] = {"draft_model": plain, "draft_tokens": 3, "adapters": named}
+    llmserve.build("iterative", plain, name="drafted", **options, **guesses)
+    llmserve.build("iterative", str(adapters[2]), name="whole", **options)
+    ask: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+    with closing(Serving(str(tmp_path), "--on-demand", "--max-loaded", "1")) as serve:
+        url = f"http://{serve.frontend[0]}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        found: dict[str, set[str]] = {}
+        for name in ("drafted:one", "whole", "drafted:one", "drafted:two", "drafted"):
+            answer = client.completions.create(model=name, **ask)
+            found.setdefault(name, set()).add(answer.choices[0].text)
+    assert found["drafted:one"] == found["whole"]
+    assert {len(texts) for texts in found.values()} == {1}
+    assert len(set.union(*found.values())) == 3

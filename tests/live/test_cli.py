@@ -157,6 +157,24 @@ def test_json_has_counts_and_optional_log_probabilities(serving: Serving, reposi
     assert json.loads(emitted.stdout)["logprobs"] == answer["logprobs"]
 
 
+def test_the_emitted_client_refuses_a_model_that_is_not_the_pinned_one(
+    serving: Serving, repository: Path
+) -> None:
+    own = serving.client.model("tiny").fingerprint
+    assert own
+    other = own.replace("fp_", "fp_7", 1)
+    other = f"{other[:8]}{other[9:]}"
+    words = [sys.executable, str(repository / "tiny" / "client.py"), PROMPT, "--url", serving.url]
+    done = [
+        subprocess.run([*words, "--pin", pin], capture_output=True, text=True, check=False)
+        for pin in (own, other)
+    ]
+    assert [each.returncode for each in done] == [0, 3]
+    assert done[0].stdout
+    assert done[1].stdout == ""
+    assert f"it has other weights (its own is {own})" in done[1].stderr
+
+
 def test_any_option_of_the_model_can_be_set(serving: Serving) -> None:
     common = ["unary", PROMPT, "--json", "--set", "min_length=3"]
     output = query(serving, *common, "--set", "temperature=2.5", "--set", "seed=7")

@@ -1,13 +1,18 @@
-"""Take the picture of the gateway's page: ``python -m tests.readme.page``.
+"""Take the pictures of the gateway's page: ``python -m tests.readme.page``.
 
-It is of a real conversation with the real chat model of the tests, served here, in Chromium.
+They are of real conversations in Chromium, with the real chat model of the tests and with the demo
+model that sees, served here; with ``seen`` only the latter.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
@@ -17,6 +22,8 @@ from tests.real.model import real_model
 from tests.support import ROOT
 
 PICTURE = ROOT / "docs" / "plugins" / "page.png"
+SEEN = ROOT / "docs" / "guides" / "seen.png"
+DRAWING = ROOT / "docs" / "guides" / "drawing.png"
 MODEL = "smollm2-135m"
 CHATS = (
     ["Why is the sky blue? Answer in one sentence."],
@@ -27,8 +34,26 @@ PATIENCE = 120_000
 
 
 def main() -> None:
+    if "seen" not in sys.argv[1:]:
+        options = {"name": MODEL, "dtype": "float32", "cache_tokens": 8192}
+        with page_of(str(real_model()), **options) as page:
+            for chat in CHATS:
+                page.locator("#new-conversation").click()
+                talk(page, chat)
+            page.mouse.move(0, 0)
+            page.screenshot(path=PICTURE)
+    with page_of("demo-vision", name="demo-vision") as page:
+        page.locator("#choose-image").set_input_files(DRAWING)
+        page.wait_for_selector("#images img")
+        talk(page, ["What do you see?", "Which colour is it?", "How many shapes are there?"])
+        page.mouse.move(0, 0)
+        page.screenshot(path=SEEN)
+
+
+@contextmanager
+def page_of(source: str, **options: Any) -> Iterator[Page]:
     with tempfile.TemporaryDirectory() as folder, LiveTriton.start(Path(folder)) as triton:
-        triton.build("iterative", str(real_model()), name=MODEL, dtype="float32", cache_tokens=8192)
+        triton.build("iterative", source, **options)
         with gateway(triton.server.grpc_url) as (address, _), sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
@@ -36,11 +61,7 @@ def main() -> None:
             page = browser.new_page(viewport=SIZE, color_scheme="dark")
             page.goto(address.removesuffix("/v1"))
             page.wait_for_selector("#chat-model option", state="attached")
-            for chat in CHATS:
-                page.locator("#new-conversation").click()
-                talk(page, chat)
-            page.mouse.move(0, 0)
-            page.screenshot(path=PICTURE)
+            yield page
             browser.close()
 
 

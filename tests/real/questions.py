@@ -7,6 +7,8 @@ import time
 
 from llmserve.client import Client
 
+_PATIENCE = 400
+"""Seconds for thousands of tokens, on an old processor beside other tests."""
 _TOKENS = 4
 
 
@@ -25,8 +27,9 @@ class Questions:
     def __call__(self, question: str) -> tuple[str, float]:
         began = time.monotonic()
         answer = self._client.generate(
-            self._model, messages=message(f"{self._text}\n\n{question}"), max_tokens=_TOKENS
-        )
+            self._model, messages=message(f"{self._text}\n\n{question}"), max_tokens=_TOKENS,
+            timeout=_PATIENCE,
+        )  # fmt: skip
         self.tokens = answer.input_tokens or 0
         return answer.text, time.monotonic() - began
 

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import llmserve
+from llmserve.plugin import demo_model_path
 from llmserve.server import ask, find_servers
 from llmserve.testing.command import run
+from llmserve.testing.tiny_adapters import save_adapter
 from tests.live.servers import Serving, eventually, fetch, figure
 
 pytestmark = pytest.mark.long
@@ -33,6 +37,7 @@ from llmserve.runtime.model import TritonPythonModel as TritonPythonModel
 from llmserve_iterative.runner import FlatRunner
 
 FAULTS = [Path(__file__).resolve().with_name(name) for name in ("fault", f"fault-{os.getpid()}")]
+READ = Path(__file__).resolve().with_name("read")
 healthy, last, damaged, stuck = FlatRunner.run, [None, None], [], []
 
 
@@ -45,6 +50,10 @@ def run(self, chunks):
         # The seven products of a layer.
         for weights in [each.weight for each in layers[7:14]]:
             weights.copy_(torch.randn_like(weights) * weights.std())
+    if any(chunk.stop > 60 for chunk in chunks):
+        # Only users' prompts are as long.
+        with READ.open("a") as file:
+            file.write(f"{os.getpid()}\\n")
     rows = healthy(self, chunks)
     if fault == "page":
         # The page of one sequence keeps what it has, whoever it is given to.
@@ -56,8 +65,10 @@ def run(self, chunks):
         page, contents = stuck[0]
         for each, content in zip(stores, contents):
             each[page] = content
-    if fault == "batch" and len(chunks) > 1 and all(chunk.single for chunk in chunks):
-        # Each sequence of a batch gets what is the next token of another one.
+    late = all(chunk.single and chunk.start > 50 for chunk in chunks)
+    if fault == "batch" and len(chunks) > 1 and late:
+        # Each sequence of a batch gets what is the next token of another one, late in its answer:
+        # the known ones end before.
         rows._rows = rows._rows.flip(0)
     last[:] = last[1], rows
     is_stale = fault == "again" and last[0] is not None and last[0]._rows.shape == rows._rows.shape
@@ -88,7 +99,8 @@ class Guarded(Serving):
         """What the first model's report says of its answers."""
         (server,) = find_servers(repository=self.folder)
         model: dict[str, Any] = ask(server.socket, {"do": "status"}).to_json()["models"][0]
-        return {"fingerprint": model["fingerprint"], **model["certificate"]}
+        # There is none before it has first been looked at.
+        return {"fingerprint": model["fingerprint"], "known": 0, **model.get("certificate", {})}
 
     @property
     def faults(self) -> list[dict[str, Any]]:
@@ -164,7 +176,7 @@ def test_a_fault_of_the_engine_is_found(guarded: Guarded, fault: str) -> None:
     if fault == "weights":
         # They stay as they are in memory, until they are loaded again.
         asked = guarded.answers["checks"]
-        eventually(lambda: guarded.answers["checks"] > asked + 1)
+        eventually(lambda: guarded.answers["checks"] > asked + 1, 240)
         assert guarded.answers.get("fault") is not None
         run("reload", "demo", "--repository", str(guarded.folder))
     recovered(guarded, before)
@@ -209,6 +221,14 @@ def test_other_files_after_a_reload_are_found(
     recovered(guarded, before)
 
 
+def two_adapters(folder: Path) -> str:
+    """Write two adapters for the demo model; return how a build names them."""
+    plain = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
+    for seed, name in enumerate(("one", "two")):
+        save_adapter(folder / name, plain, targets=("c_attn", "c_fc"), seed=seed, rank=8)
+    return f"one={folder / 'one'},two={folder / 'two'}"
+
+
 @pytest.mark.parametrize(
     ("plugin", "options"),
     [
@@ -221,7 +241,10 @@ def test_other_files_after_a_reload_are_found(
 def test_an_engine_that_is_well_has_no_fault_under_load(
     plugin: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """For a while, between requests that run in batches and share pages of the cache."""
+    """For a while, between requests, with adapters and without, that run in batches and share pages
+    of the cache."""
+    options = {**options, "adapters": two_adapters(tmp_path)}
+    names = ("demo", "demo:one", "demo:two")
     guarded = Guarded(built(tmp_path / "repository", plugin, **options), "--certify-share", "1")
     try:
         until = time.monotonic() + 15
@@ -229,7 +252,8 @@ def test_an_engine_that_is_well_has_no_fault_under_load(
         def work(number: int) -> None:
             while time.monotonic() < until:
                 prompt = f"Once upon a time {number}" if number % 2 else "Once upon a time"
-                ask_for(guarded, prompt, temperature=0.8 if number else 0.0)
+                model = names[number % len(names)]
+                ask_for(guarded, prompt, model=model, temperature=0.8 if number else 0.0)
                 time.sleep(2.5 + number)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
@@ -259,7 +283,8 @@ def test_an_answer_to_a_user_that_was_wrong_is_found_without_a_word_of_it(tmp_pa
     guarded = Guarded(folder, "--certify-share", "1")
     try:
         eventually(lambda: guarded.answers["known"] > 0, 240)
-        alone = ask_for(guarded, "A secret of mine", temperature=0)
+        long = {"temperature": 0, "max_tokens": 90}
+        alone = ask_for(guarded, "A secret of mine", **long)
         assert alone["choices"][0]["logprobs"] is None, "only its model is told its scores"
         eventually(lambda: guarded.answers["judged"] > 0, 240)
         assert guarded.answers["faults"] == 0
@@ -269,7 +294,7 @@ def test_an_answer_to_a_user_that_was_wrong_is_found_without_a_word_of_it(tmp_pa
 
         def is_mixed_up() -> bool:
             with ThreadPoolExecutor(2) as pool:
-                both = list(pool.map(lambda each: ask_for(guarded, each, temperature=0), prompts))
+                both = list(pool.map(lambda each: ask_for(guarded, each, **long), prompts))
             return bool(both[0]["choices"][0]["text"] != alone["choices"][0]["text"])
 
         # They are only once they are computed together.
@@ -286,24 +311,59 @@ def test_an_answer_to_a_user_that_was_wrong_is_found_without_a_word_of_it(tmp_pa
         guarded.close()
 
 
-def test_a_replica_with_wrong_answers_gets_no_requests(tmp_path: Path) -> None:
+def test_a_replica_with_wrong_answers_gets_no_requests_until_they_are_right(
+    tmp_path: Path,
+) -> None:
     folder = built(tmp_path / "repository", "iterative")
-    (folder / "demo" / "1" / "model.py").write_text(FAULTY)
+    version = folder / "demo" / "1"
+    (version / "model.py").write_text(FAULTY)
     guarded = Guarded(folder, "--replicas", "2")
+
+    def ask_all(numbers: range) -> list[str]:
+        """Ask all at once; return the answers."""
+        prompts = [f"{number} " + "A model server is " * 20 for number in numbers]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = pool.map(lambda prompt: ask_for(guarded, prompt, temperature=0), prompts)
+            return [answer["choices"][0]["text"] for answer in answers]
+
+    def read_by() -> set[int]:
+        """Return the processes that have read users' prompts since the last call."""
+        path = version / "read"
+        found = {int(line) for line in path.read_text().split()} if path.exists() else set()
+        path.unlink(missing_ok=True)
+        return found
+
     try:
         eventually(lambda: guarded.answers["known"] > 0, 120)
-        right = guarded.client.generate("demo", "A model server is", max_tokens=24).text
-        victim = next(iter(guarded.processes("models/demo/1/model.py ")))
-        (folder / "demo" / "1" / f"fault-{victim}").write_text("weights")
+        both = set(guarded.processes("models/demo/1/model.py "))
+        assert len(both) == 2
+        right = ask_all(range(4))
+        assert read_by() == both
+        victim = min(both)
+        switch = version / f"fault-{victim}"
+        switch.write_text("again")
         content = found(guarded, 0, time.monotonic())
         assert content["replica"] in (1, 2)
+        assert guarded.ready()[0] == 200
         assert guarded.ready("readyz?certified")[0] == 200
         assert guarded.metric("llmserve_certify_fault") == 1
         assert guarded.answers["faulty"] == 1
-        # The first replica answers this client, the gateway asks the one that is well.
-        body = {"model": "demo", "prompt": "A model server is", "max_tokens": 24, "temperature": 0}
-        for _ in range(8):
-            answer = fetch(f"http://{guarded.frontend[0]}/v1/completions", body)
-            assert answer["choices"][0]["text"] == right
+        eventually(lambda: (ask_all(range(10, 12)), read_by())[1] == both - {victim})
+        # From then on, no user meets the faulty one.
+        for _ in range(3):
+            assert ask_all(range(4)) == right
+            assert victim not in read_by()
+        switch.unlink()
+        recovered(guarded, 0)
+        assert guarded.answers["faulty"] == 0
+        assert guarded.metric("llmserve_certify_fault") == 0
+        numbers = iter(range(100, 10_000, 4))
+
+        def both_are_asked() -> bool:
+            at = next(numbers)
+            ask_all(range(at, at + 4))
+            return read_by() == both
+
+        eventually(both_are_asked)
     finally:
         guarded.close()

@@ -160,7 +160,7 @@ def test_a_disk_that_fills_in_the_middle_is_said_and_the_old_model_stays(
     assert contents_of(tmp_path) == before
 
 
-PARTS = ["..", "../x", "/tmp/x", "a/b", "a\\b", "~", "$HOME", "`id`", "a;b", "a b", "a\nb", "a\0b"]
+PARTS = ["..", "../x", "/x", "a/b", "a\\b", "~", "$HOME", "`id`", "a;b", "a b", "a\nb", "a\0b"]
 PARTS += ["", ".", "-x", "a|b", "a>b", "a*", "CON\x1b[1m", "é", "a" * 300, "%2e%2e", "..\u2215x"]
 NAMES = [*PARTS, *(f"m{part}" for part in PARTS), *(f"{part}/m" for part in PARTS[:6])]
 
@@ -168,14 +168,15 @@ NAMES = [*PARTS, *(f"m{part}" for part in PARTS), *(f"{part}/m" for part in PART
 def test_no_name_writes_outside_the_repository(tmp_path: Path) -> None:
     (tmp_path / "in" / "repo").mkdir(parents=True)
     refused = 0
-    for name in NAMES:
+    outside = tmp_path / "outside"
+    names = [*NAMES, str(outside), f"{outside}/m"]
+    for name in names:
         try:
             llmserve.build("hf", "demo", output=tmp_path / "in" / "repo", name=name)
         except (LLMServeError, ValueError):
             refused += 1
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
     assert {path.name for path in (tmp_path / "in").iterdir()} == {"repo"}
-    assert not Path("/tmp/x").exists()
     inside = [path.name for path in (tmp_path / "in" / "repo").iterdir() if path.is_dir()]
     assert all(name.isascii() and name.isprintable() for name in inside)
-    figure(f"{len(NAMES)} hostile names: refused", refused, "")
+    figure(f"{len(names)} hostile names: refused", refused, "")

@@ -59,9 +59,8 @@ def test_the_weights_are_small_and_stored_once() -> None:
 
 
 def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    monkeypatch.setattr(llmserve.demo, "FOLDER", tmp_path / "model")
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(llmserve.demo, "DEMO_MODELS", {"demo": tmp_path})
     with pytest.raises(
         ModelSourceError, match=r"lacks generation_config\.json, model\.saf"
     ) as caught:

@@ -28,7 +28,7 @@ def test_the_changelog_begins_with_the_version() -> None:
 
 def test_the_readme_says_what_make_demo_installs_and_how_to_add_the_rest() -> None:
     requirements = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    installed = re.findall(r"(?m)^-e plugins/(\S+)$", requirements)
+    installed = re.findall(r"(?m)^-e plugins/([\w-]+)(?:\[\w+\])?$", requirements)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     sentence = re.search(r"`make demo` installs the command with (.*) in `\.venv/bin`", readme)
     assert sentence is not None

@@ -49,6 +49,7 @@ class Generation:
         prompt: str = "",
         segments: Sequence[int] | None = None,
         images: Any = None,
+        scored: Sequence[int] = (),
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompt = prompt
@@ -56,7 +57,10 @@ class Generation:
         self.segments = segments
         """Which text of a pair each token belongs to, for models that distinguish them."""
         self.images = images
-        """What the generator's ``read_images`` has made of the images of the prompt."""
+        """What the generator's ``read_images`` has made of the images of the prompt; what an
+        :class:`~llmserve.runtime.Engine` computes has its :class:`~llmserve.runtime.Embedded`."""
+        self.scored = tuple(scored)
+        """The tokens whose log-probabilities the request wants instead of the likeliest."""
         self.params = params
         self.max_tokens = max_tokens
         self.eos_ids = eos_ids
@@ -155,7 +159,8 @@ class Generation:
             raise RuntimeError("the generator chose a token without calling constrain()")
         self.token_ids.append(token_id)
         if self.params.logprobs_count is not None and logits is not None:
-            logprob = logprob_of(logits, token_id, self.params.logprobs_count)
+            count = self.params.logprobs_count
+            logprob = logprob_of(logits, token_id, count, self.scored)
         if self.params.logprobs_count is not None and logprob is not None:
             self.logprobs.append(logprob)
             self.total_logprob += logprob.value

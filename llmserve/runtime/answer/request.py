@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,12 +14,14 @@ from llmserve.contract.options import (
     DEFAULT_LENGTH,
     EXTRA_FILES,
     FORMS,
+    LOGPROBS_OF,
     OPTIONS,
     SUFFIX,
 )
 from llmserve.contract.tasks import TOKENS
 from llmserve.runtime.answer import reading
 from llmserve.runtime.answer.fill_in import File, FillIn
+from llmserve.runtime.answer.next_tokens import tokens_after
 from llmserve.runtime.answer.params import READERS, Params, check_text, read_params
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.protocols import Parts, Tokenizer
@@ -42,6 +44,8 @@ class Prompt:
     """What the generator has made of its images."""
     ends: frozenset[int] = frozenset()
     """Tokens that end this answer besides the model's own."""
+    scored: tuple[int, ...] = ()
+    """The tokens whose log-probabilities it wants instead of the likeliest."""
 
 
 @panics_as_errors()
@@ -87,7 +91,7 @@ def read_prompts(
         elif empty and params.suffix is None and not (text or messages or params.input_ids):
             prompts.append(Prompt("", [], params))
         else:
-            prompts.append(_prompt(text, messages, params, parts))
+            prompts.append(_scored(_prompt(text, messages, params, parts), parts.tokenizer))
     return prompts
 
 
@@ -111,6 +115,8 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
         about["fill_in"] = fill_in and fill_in.family.name
         about["built"] = parts.built
         about["adapters"] = [*getattr(parts.generator, "adapters", ())]
+        about_images = getattr(parts.generator, "about_images", None)
+        about["images"] = about_images and about_images()
     return json.dumps(about, ensure_ascii=False)
 
 
@@ -196,6 +202,17 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     if not ids:
         raise _empty("text_input has no tokens")
     return Prompt(text, ids, params)
+
+
+def _scored(prompt: Prompt, tokenizer: Tokenizer) -> Prompt:
+    """Return a prompt with the tokens whose log-probabilities it wants, if it names any."""
+    params = prompt.params
+    if not params.logprobs_of:
+        return prompt
+    if params.logprobs is None:
+        raise invalid_value(LOGPROBS_OF, "needs logprobs")
+    tokens = tokens_after(prompt.ids, params.logprobs_of, tokenizer)
+    return replace(prompt, scored=tokens)
 
 
 def _gap(before: str, after: str, params: Params, parts: Parts, *, has_messages: bool) -> Prompt:

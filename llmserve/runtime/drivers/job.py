@@ -90,6 +90,7 @@ class Job:
             prompt=prompt.text,
             segments=prompt.segments,
             images=prompt.images,
+            scored=prompt.scored,
             is_cancelled=responder.cancelled if self._eager else lambda: responder.gone,
         )
         if prompt.params.prompt_only:

@@ -104,13 +104,21 @@ class PageFiles:
             os.unlink(name.hex(), dir_fd=self._folder)
         return None
 
+    def exists(self, name: bytes) -> bool:
+        """Return whether a page is there that is not too old; it may still be damaged."""
+        try:
+            state = os.stat(name.hex(), dir_fd=self._folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return not self._is_old(state)
+
     def write(self, name: bytes, content: bytes, *, label: str, tokens: int) -> bool:
         """Keep a page; return whether it is there now. Raise OSError if the disk refuses it."""
         size = _on_disk(_HEADER_BYTES + len(content))
         if size > self._limit:
             return False
         with self._writing, self._locked() as lock:
-            if self._exists(name):
+            if self.exists(name):
                 return True
             system = os.fstatvfs(self._folder)
             if system.f_bavail * system.f_frsize < size + _LEFT_FREE:
@@ -248,13 +256,6 @@ class PageFiles:
                 if _PAGE.fullmatch(entry.name.removesuffix(_UNFINISHED)):
                     with suppress(FileNotFoundError):
                         yield entry.name, entry.stat(follow_symlinks=False)
-
-    def _exists(self, name: bytes) -> bool:
-        try:
-            state = os.stat(name.hex(), dir_fd=self._folder, follow_symlinks=False)
-        except OSError:
-            return False
-        return not self._is_old(state)
 
     def _is_old(self, state: os.stat_result) -> bool:
         return time.time() - state.st_mtime > self._most_seconds

@@ -13,7 +13,8 @@ START = 0
 _MOST_BEGINNINGS = 10_000
 
 Key = tuple[int, tuple[int, ...]]
-"""The number of the content before a full page, which is never reused, and the page's tokens."""
+"""The number of the content before a full page, which is never reused, and the page's tokens, or
+what else says what is in it."""
 
 
 class PagePool:

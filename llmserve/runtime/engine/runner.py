@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Tokens of a prompt that stand for something that is no text, such as an image: the runner
+    computes a row of embeddings for each, in place of those that the tokens have."""
+
+    start: int
+    """How many tokens of the prompt precede them."""
+    count: int
+    digest: bytes
+    """Of all that the rows are made from: what is computed of others with another is not shared."""
+    source: Any
+    """What the runner makes the rows from, as often as it needs them."""
+    is_whole: bool = False
+    """Whether these tokens see each other, also those that follow: no chunk ends among them."""
+    positions: npt.NDArray[np.int64] | None = None
+    """Where the model takes them to be, ``[axes, count]``, from the first one's position on: of an
+    image in the model's grid, a token has several. None if they follow one another as a text."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+    @cached_property
+    def fewer(self) -> int:
+        """How many fewer positions they take than they are: what follows them is so much nearer."""
+        return 0 if self.positions is None else self.count - 1 - int(self.positions.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +58,10 @@ class Chunk:
     """The key of the adapter that the sequence is computed with, which is loaded."""
     state: int = 0
     """The number of the sequence's state, if the runner keeps states."""
+    embedded: Sequence[Embedded] = ()
+    """What some of its tokens stand for; of the first and the last perhaps only a part."""
+    fewer: int = 0
+    """How many fewer positions than tokens all take that is embedded and ends before the chunk."""
 
     @property
     def stop(self) -> int:
@@ -37,6 +70,32 @@ class Chunk:
     @property
     def single(self) -> bool:
         return len(self.ids) == 1
+
+    def wholes(self) -> list[Embedded]:
+        """Return what its tokens stand for that see each other, also those that follow."""
+        return [part for part in self.embedded if part.is_whole]
+
+    def replaced(self) -> Iterator[tuple[Embedded, slice, slice]]:
+        """Yield what tokens of the chunk stand for: which of its rows are for which of them."""
+        for part in self.embedded:
+            start, stop = max(part.start, self.start), min(part.stop, self.stop)
+            of_part = slice(start - part.start, stop - part.start)
+            yield part, of_part, slice(start - self.start, stop - self.start)
+
+    def positions(self) -> npt.NDArray[np.int64] | None:
+        """Return where the model takes its tokens to be, ``[axes, tokens]``; None if they follow
+        one another from ``start - fewer`` on, as all do that stand for no image in a grid."""
+        axes = [len(each.positions) for each in self.embedded if each.positions is not None]
+        if not axes:
+            return None
+        found = np.tile(np.arange(self.start, self.stop) - self.fewer, (axes[0], 1))
+        fewer = self.fewer
+        for part, of_part, of_chunk in self.replaced():
+            if part.positions is not None:
+                found[:, of_chunk] = part.start - fewer + part.positions[:, of_part]
+                found[:, of_chunk.stop :] -= part.fewer
+                fewer += part.fewer
+        return found
 
 
 class Logits(Protocol):
@@ -78,7 +137,8 @@ class Runner(Protocol):
     constraint forces are then computed together."""
 
     def run(self, chunks: Sequence[Chunk]) -> Logits:
-        """Compute the chunks in one pass, each token seeing those of its own sequence up to it.
+        """Compute the chunks in one pass, each token seeing those of its own sequence up to it, and
+        all that are embedded as a whole with it.
 
         Chunks of one token come first. If this raises, the engine may pass the same chunks again.
         """
@@ -89,8 +149,8 @@ class StateRunner(Runner, Protocol):
     """A runner that keeps a state for each sequence, and cannot go back to an earlier one.
 
     A chunk names its sequence's state, which a pass changes. A chunk with ``start`` 0 begins with
-    none; the others follow in order and once each, after what was computed or copied. If a pass
-    raises, all its sequences begin again, at a copy or without one.
+    none; the others follow in order and once each, after what was computed, copied or written. If
+    a pass raises, all its sequences begin again, at a copy or without one.
     """
 
     most_copies: int
@@ -117,3 +177,18 @@ class PageRunner(Runner, Protocol):
 
     def write_page(self, page: int, content: bytes) -> bool:
         """Put into a page what was read from one; return whether it has the right size."""
+
+
+@runtime_checkable
+class StatePageRunner(StateRunner, PageRunner, Protocol):
+    """A runner with states that gives these out as well. ``page_form`` says what they mean too.
+
+    Of a model that has nothing but states, pages hold no bytes.
+    """
+
+    def read_state(self, state: int) -> bytes:
+        """Return a copy of what a state is now; no bytes if it has another form than others."""
+
+    def write_state(self, state: int, content: bytes) -> bool:
+        """Have a state be what was read from one, if it has the right size; return whether it has.
+        If not, it is what it was."""

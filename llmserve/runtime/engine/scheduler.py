@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ from llmserve.runtime.engine.guessing import Chance
 from llmserve.runtime.engine.pace import Pace
 from llmserve.runtime.engine.pages import START, PagePool
 from llmserve.runtime.engine.places import MOST_INTERRUPTIONS, PlaceInLine, TurnCount
-from llmserve.runtime.engine.runner import Chunk
+from llmserve.runtime.engine.runner import Chunk, Embedded
 from llmserve.runtime.engine.states import States
-from llmserve.runtime.engine.warm import WarmPages
+from llmserve.runtime.engine.warm import KEY_DIGEST_BYTES, WarmPages
 from llmserve.runtime.protocols import Tokenizer
 
 # A prompt whose log-probabilities are asked for has a row of logits for each token, which can be
@@ -41,6 +42,8 @@ class ScheduledSequence:
         self.adapter = adapter
         """The key of its adapter, if it has one."""
         self.beginning = beginning
+        self.embedded: Sequence[Embedded] = generation.images or ()
+        self._prompt_keys = _keys(generation.prompt_ids, self.embedded)
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
         self.chance = Chance()
         self.is_read = generation.cached_tokens is not None
@@ -57,7 +60,13 @@ class ScheduledSequence:
         kept there."""
         self.is_warm = False
         """Whether its next page may be on disk."""
+        self.ahead: list[bytes] = []
+        """What pages are called that are read from disk, and count once a state after one is."""
+        self.warm_until = 0
+        """Up to which token pages are looked for on disk."""
         self.state = 0
+        self.stated = 0
+        """After how many tokens its state was kept last, or read."""
         self.parts_at = 0
         """After how many tokens another sequence, which began alike, went on differently."""
         self.kept_answer: int | None = None
@@ -79,11 +88,41 @@ class ScheduledSequence:
         return self.length - self.computed == 1
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        prompt, answer = self.generation.prompt_ids, self.generation.token_ids
-        length = len(prompt)
+        return self._part(self.generation.prompt_ids, start, stop)
+
+    def keys(self, start: int, stop: int) -> list[int]:
+        """Return what tells these tokens from others: of an image, more than they do."""
+        return self._part(self._prompt_keys, start, stop)
+
+    def embedded_in(self, start: int, stop: int) -> Sequence[Embedded]:
+        return [each for each in self.embedded if each.start < stop and start < each.stop]
+
+    def whole_around(self, border: int) -> Embedded | None:
+        """Return what has tokens before and after a border that see each other, if anything has."""
+        around = (each for each in self.embedded if each.start < border < each.stop)
+        return next((each for each in around if each.is_whole), None)
+
+    def fewer_positions(self, start: int) -> int:
+        """Return how many fewer positions than tokens take what is embedded and ends before one."""
+        return sum(each.fewer for each in self.embedded if each.stop <= start)
+
+    def _part(self, prompt: list[int], start: int, stop: int) -> list[int]:
+        answer, length = self.generation.token_ids, len(prompt)
         if start >= length:
             return answer[start - length : stop - length]
         return prompt[start:stop] + answer[: max(0, stop - length)]
+
+
+def _keys(ids: list[int], embedded: Sequence[Embedded]) -> list[int]:
+    """Return the tokens of a prompt, with a number that no token has for each that is embedded."""
+    if not embedded:
+        return ids
+    keys = [*ids]
+    for each in embedded:
+        digest = hashlib.blake2b(each.digest, digest_size=KEY_DIGEST_BYTES).digest()
+        first = int.from_bytes(digest, "big") << 32
+        keys[each.start : each.stop] = [-1 - first - place for place in range(each.count)]
+    return keys
 
 
 def _rank(sequence: ScheduledSequence) -> tuple[bool, int, int]:
@@ -153,7 +192,7 @@ class Scheduler:
         self._keep_late(now)
         plan: list[tuple[ScheduledSequence, Chunk]] = []
         answers_wait = any(each.is_answering for each in self.running)
-        budget = self.pace.tokens(answers_wait=answers_wait)
+        most = budget = self.pace.tokens(answers_wait=answers_wait)
         self.filling = 0.0
         # Growing requeues only sequences at the end, which are not planned yet.
         for sequence in self.running:
@@ -164,17 +203,22 @@ class Scheduler:
                         ids, rows = chunk.ids + guessed, 1 + len(guessed)
                         chunk = replace(chunk, ids=ids, rows=rows)
                     plan.append((sequence, chunk))
-            elif not budget:
+            elif budget <= 0:
                 # The prompts of classes above are read first.
                 sequence.place.wait(now)
             elif self._grow(sequence):
                 sequence.place.go_on(now)
                 if sequence.is_warm and not self._fill(sequence, answers_wait=answers_wait):
                     continue
-                sequence.is_read = True
                 every_row = sequence.generation.wants_prompt_logits
                 limit = sequence.computed + (min(budget, _MOST_ROWS) if every_row else budget)
-                plan.append((sequence, self._chunk(sequence, self._stop(sequence, limit))))
+                stop = self._stop(sequence, limit, is_first=budget == most)
+                if stop == sequence.computed:
+                    # What comes next is read in one piece, for which the rest is too little.
+                    sequence.place.wait(now)
+                    continue
+                sequence.is_read = True
+                plan.append((sequence, self._chunk(sequence, stop)))
                 budget -= len(plan[-1][1].ids)
         return sorted(plan, key=lambda item: not item[1].single)
 
@@ -183,36 +227,69 @@ class Scheduler:
 
         Returns whether no more are there; with answers that wait, the rest comes in later steps.
         """
-        warm, size = self._warm, self.pool.page_size
         began = time.perf_counter()
-        while warm is not None and sequence.names is not None:
-            # The last token is always computed.
-            stop = sequence.computed + size
-            ids = sequence.tokens(sequence.computed, stop) if stop < sequence.length else []
-            name = next(warm.names(sequence.names[-1], ids), None)
-            if name is None or not warm.fill(name, sequence.pages[sequence.published]):
-                sequence.is_warm = False
-                break
-            self.filled_tokens += size
-            self.mark_computed(sequence, stop)
-            if not sequence.is_read:
-                sequence.generation.cached_tokens = stop
+        while sequence.is_warm:
+            sequence.is_warm = self._fill_page(sequence)
+            if self._states is None or not sequence.is_warm:
+                self._count_filled(sequence)
             if answers_wait and self.filling + time.perf_counter() - began > _MOST_FILLING:
                 break
         self.filling += time.perf_counter() - began
         return not sequence.is_warm
 
-    def _stop(self, sequence: ScheduledSequence, limit: int) -> int:
-        """Return where the next piece of a prompt ends: at a border where its state is kept."""
+    def _fill_page(self, sequence: ScheduledSequence) -> bool:
+        """Read the next page of a sequence from disk; return whether it was there."""
+        if self._warm is None or sequence.names is None:
+            return False
+        size, ahead = self.pool.page_size, sequence.ahead
+        start = sequence.computed + len(ahead) * size
+        if start + size > sequence.warm_until:
+            return False
+        keys = sequence.keys(start, start + size)
+        name = next(self._warm.names((ahead or sequence.names)[-1], keys))
+        if not self._warm.fill(name, sequence.pages[sequence.published + len(ahead)]):
+            return False
+        ahead.append(name)
+        return True
+
+    def _count_filled(self, sequence: ScheduledSequence) -> None:
+        """Count the pages that were read from disk as computed: with states, up to the last one
+        after which the state is there."""
+        ahead = sequence.ahead
+        while ahead and self._states is not None and self._warm is not None:
+            if self._warm.fill_state(ahead[-1], sequence.state):
+                break
+            ahead.pop()
+        if not ahead:
+            return
+        tokens = len(ahead) * self.pool.page_size
+        ahead.clear()
+        self.filled_tokens += tokens
+        sequence.stated = sequence.computed + tokens
+        self.mark_computed(sequence, sequence.stated)
+        if not sequence.is_read:
+            sequence.generation.cached_tokens = sequence.computed
+
+    def _stop(self, sequence: ScheduledSequence, limit: int, *, is_first: bool) -> int:
+        """Return where the next piece of a prompt ends: at a border where its state is kept, and
+        never among tokens that see each other.
+
+        If there are more of these than the limit allows, it ends after them in a step that reads no
+        other prompt before, and in others where it begins.
+        """
         start, length = sequence.computed, sequence.length
         stop = min(length, limit)
+        if (whole := sequence.whole_around(stop)) is not None:
+            if whole.start <= start and not is_first:
+                return start
+            stop = whole.start if whole.start > start else whole.stop
         if self._states is None or not self.share_prefixes:
             return stop
         size = self.pool.page_size
         # The first is where others may part from it as well; the last is the longest that is of
         # use to the same prompt.
         for border in (sequence.parts_at, min(stop, length - 1) // size * size):
-            if start < border <= stop:
+            if start < border <= stop and sequence.whole_around(border) is None:
                 return border
         return stop
 
@@ -230,8 +307,16 @@ class Scheduler:
         every_row = sequence.generation.wants_prompt_logits
         # The next token can be chosen only after the newest one.
         rows = stop - start if every_row else int(stop == sequence.length)
-        tokens = sequence.tokens(start, stop)
-        return Chunk(tokens, start, sequence.pages, rows, sequence.adapter, sequence.state)
+        return Chunk(
+            sequence.tokens(start, stop),
+            start,
+            sequence.pages,
+            rows,
+            sequence.adapter,
+            sequence.state,
+            sequence.embedded_in(start, stop),
+            sequence.fewer_positions(start),
+        )
 
     def mark_computed(self, sequence: ScheduledSequence, stop: int) -> None:
         """Record that the tokens before ``stop`` are in the cache, and let other sequences share
@@ -239,19 +324,19 @@ class Scheduler:
         size = self.pool.page_size
         sequence.computed = stop
         while (start := sequence.published * size) + size <= stop:
-            ids = tuple(sequence.tokens(start, start + size))
+            keys = tuple(sequence.keys(start, start + size))
             page = sequence.pages[sequence.published]
-            sequence.last_content = self.pool.publish(page, sequence.last_content, ids)
+            sequence.last_content = self.pool.publish(page, sequence.last_content, keys)
             sequence.published += 1
-            self._keep(sequence, [page], ids)
+            self._keep(sequence, [page], keys)
         if sequence.published * size == stop:
             self._keep_state(sequence)
 
-    def _keep(self, sequence: ScheduledSequence, pages: list[int], ids: Sequence[int]) -> None:
+    def _keep(self, sequence: ScheduledSequence, pages: list[int], keys: Sequence[int]) -> None:
         """Have the next full pages of a sequence written to disk, if they are not there."""
         if self._warm is None or sequence.names is None:
             return
-        names = self._warm.names(sequence.names[-1], ids)
+        names = self._warm.names(sequence.names[-1], keys)
         for page, name in zip(pages, names, strict=True):
             sequence.names.append(name)
             self._warm.keep(name, page)
@@ -260,10 +345,20 @@ class Scheduler:
         """Keep a copy of the state of a sequence at a border; in its answer, only of the newest."""
         if self._states is None or not self.share_prefixes:
             return
-        content = sequence.last_content
-        self._states.keep(sequence.state, content, sequence.kept_answer)
+        content, longer = sequence.last_content, sequence.is_kept_longer
+        self._states.keep(sequence.state, content, sequence.kept_answer, longer=longer)
         if sequence.computed > len(sequence.generation.prompt_ids):
+            # On disk, it is kept when the sequence ends.
             sequence.kept_answer = content
+        else:
+            self._write_state(sequence, sequence.state)
+
+    def _write_state(self, sequence: ScheduledSequence, state: int) -> None:
+        """Have the state after the last full page of a sequence written to disk."""
+        if self._warm is not None and sequence.names is not None:
+            stop = sequence.published * self.pool.page_size
+            self._warm.keep_state(sequence.names[-1], state, stop - sequence.stated)
+            sequence.stated = stop
 
     def pass_failed(self) -> None:
         """Begin again with all sequences whose states may be of a pass that failed."""
@@ -343,11 +438,10 @@ class Scheduler:
         if len(self.running) >= self.max_sequences:
             return False
         # The last token is always computed: the next one is chosen from its logits.
-        reusable = sequence.tokens(0, sequence.length - 1)
+        keys = sequence.keys(0, sequence.length - 1)
         if sequence.generation.wants_prompt_logits or not self.share_prefixes:
-            reusable = []  # The cache does not keep logits.
-        if self._states is not None:
-            reusable = self._with_state(sequence, reusable)
+            keys = []  # The cache does not keep logits.
+        reusable = keys if self._states is None else self._with_state(sequence, keys)
         pages, content = self.pool.share(reusable, sequence.beginning)
         give_back = partial(self.pool.release, pages, longer=sequence.is_kept_longer)
         missing = self.pool.pages_for(sequence.length) - len(pages)
@@ -373,16 +467,20 @@ class Scheduler:
         sequence.last_content = content
         sequence.computed = len(pages) * self.pool.page_size
         if self._states is not None:
-            sequence.state = self._states.begin(content if pages else None)
+            sequence.stated = sequence.computed
+            sequence.state = self._states.begin(
+                content if pages else None, longer=sequence.is_kept_longer
+            )
         if sequence.generation.cached_tokens is None:
             # Not again when it gets its pages back: these are of its own tokens.
             sequence.generation.cached_tokens = sequence.computed
-        self._warm_up(sequence, reusable)
+        self._warm_up(sequence, keys)
         self._grow(sequence)
         return True
 
-    def _warm_up(self, sequence: ScheduledSequence, reusable: list[int]) -> None:
-        """Name the pages that a sequence shares, and have those after them looked for on disk."""
+    def _warm_up(self, sequence: ScheduledSequence, tokens: list[int]) -> None:
+        """Name the pages that a sequence shares, and have those after them looked for on disk, as
+        far as these tokens go."""
         if self._warm is None or not self.share_prefixes:
             return
         adapter: str | None = ""
@@ -393,12 +491,18 @@ class Scheduler:
             return
         salt = sequence.generation.params.cache_salt or ""
         sequence.names = [self._warm.beginning(adapter, salt)]
-        self._keep(sequence, sequence.pages, reusable[: sequence.computed])
+        self._keep(sequence, sequence.pages, tokens[: sequence.computed])
+        sequence.warm_until = len(tokens)
+        if self._states is not None:
+            names = list(self._warm.names(sequence.names[-1], tokens[sequence.computed :]))
+            while names and not self._warm.has_state(names[-1]):
+                names.pop()
+            sequence.warm_until = sequence.computed + len(names) * self.pool.page_size
         # What asks for the log-probabilities of its prompt has all of it computed.
-        sequence.is_warm = bool(reusable)
+        sequence.is_warm = sequence.warm_until > sequence.computed
 
     def _with_state(self, sequence: ScheduledSequence, reusable: list[int]) -> list[int]:
-        """Return the tokens after which a copy of the state is kept, as many as there are."""
+        """Return the keys after which a copy of the state is kept, as many as there are."""
         contents = self.pool.contents(reusable, sequence.beginning)
         sequence.parts_at = len(contents) * self.pool.page_size
         while contents and (self._states is None or contents[-1] not in self._states):
@@ -441,6 +545,8 @@ class Scheduler:
 
     def _release(self, sequence: ScheduledSequence) -> None:
         if self._states is not None and sequence.pages:
+            if (copy := self._states.copy_of(sequence.kept_answer)) is not None:
+                self._write_state(sequence, copy)
             self._states.end(sequence.state)
         longer = sequence.is_kept_longer
         self.pool.release(sequence.pages, longer=longer)

@@ -184,7 +184,7 @@ class Actor:
         try:
             async with connect_async(running.server.grpc_url) as client:
                 answers = await self._known_answers(client, running, name, load_number)
-                known = len(answers.answers)
+                known = answers.count
                 if asked.live is None:
                     # That they were made, once, is no part of how long a check takes.
                     began = time.monotonic()

@@ -9,6 +9,7 @@ Once a model has been waited for for :data:`LATE_AFTER` seconds, nobody overtake
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -99,6 +100,8 @@ class _Model:
     why: str = ""
     seconds: float | None = None
     """How long its last load took."""
+    keep: float | None = None
+    """For how long it is kept without any use, if whoever has used it has said so."""
 
     @property
     def going(self) -> bool:
@@ -141,6 +144,7 @@ class Demand:
         """Return what is to be done for who holds models, waits for them or orders something."""
         self._notice_ends(models, now)
         self._hear(desired, models, now)
+        self._let_idle_go(models, now)
         self._shrink(models)
         self._plan(models, now)
         steps, self._steps = self._steps, []
@@ -218,6 +222,8 @@ class Demand:
         if isinstance(gone, Hold) and gone in model.holds:
             model.holds.remove(gone)
             model.used_at = now
+            if gone.keep is not None:
+                model.keep = gone.keep if gone.keep >= 0 else math.inf
         elif gone in model.waiting:
             model.waiting.remove(gone)
         elif gone in model.unload_orders:
@@ -229,7 +235,6 @@ class Demand:
     # What has come of it
 
     def _notice_ends(self, models: Models, now: float) -> None:
-        idle = self._settings.unload_after
         for model in self._models.values():
             if model.doing:
                 if not models.is_changing(model.name):
@@ -245,8 +250,6 @@ class Demand:
                 # The same, and its parts are still loaded.
                 model.doing, model.why = "undo", why
                 self._steps.append(UnloadEverywhere(model.name))
-            elif idle is not None and self._is_idle(model) and now - model.used_at >= idle:
-                model.leaving = True
 
     def _notice_end(self, model: _Model, models: Models, now: float) -> None:
         doing, model.doing = model.doing, ""
@@ -263,7 +266,7 @@ class Demand:
             model.doing, model.why = "undo", why
             self._steps.append(UnloadEverywhere(model.name))
         elif doing == "unload":
-            model.leaving = False
+            model.leaving, model.keep = False, None
             self._fulfil_unload(model)
         else:
             why = model.why if doing == "undo" else models.refused(model.name)
@@ -276,6 +279,16 @@ class Demand:
                 self._wait(model, order)
             else:
                 self._steps.append(Fulfil(order))
+
+    def _let_idle_go(self, models: Models, now: float) -> None:
+        """Let models go that nobody has used for as long as they are kept."""
+        for model in self._models.values():
+            kept = self._settings.unload_after if model.keep is None else model.keep
+            is_up = not model.doing and models.takes_memory(model.name)
+            if kept is None or not (is_up and self._is_idle(model)):
+                continue
+            if now - model.used_at >= kept and not models.why_it_failed(model.name):
+                model.leaving = True
 
     def _is_idle(self, model: _Model) -> bool:
         return not (model.pinned or model.holds or model.waiting)

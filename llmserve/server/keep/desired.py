@@ -54,6 +54,9 @@ class Hold:
     """Whether the model is loaded for it, if need be."""
     priority: int = 0
     """The class of who asks: models for the lower number are loaded first."""
+    keep: float | None = None
+    """For how many seconds the model is kept when it is not used any more, below 0 without end;
+    None for what was said before."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``report`` returns something else."""
     place: int = 0

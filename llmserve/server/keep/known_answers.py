@@ -12,11 +12,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-from llmserve.client import EXPLAINED, Logprob, Parting
+from llmserve.client import EXPLAINED, Completion, Logprob, Parting
 from llmserve.contract.names import KNOWN_ANSWERS
 from llmserve.contract.report import FaultReport
 from llmserve.contract.tasks import GENERATE
@@ -37,9 +38,13 @@ PATIENCE = 60.0
 TIMES = 4.0
 """How many times the largest change between equal requests is still explained."""
 _LIKELIEST = {"temperature": 0.0, "ignore_eos": True}
+_SAMPLED = {"temperature": 10.0, "top_p": 1e-7}
+"""Chance that leaves nothing but the likeliest token. Without ``top_p``, it would hardly come."""
+_BESIDE = ((3, LENGTH), (1, LENGTH // 2))
+"""Which prompts are asked at once, and for how many tokens: as different as users' are."""
 DATES = "strftime_now"
 """A template that has this writes the day, so that its prompts differ from one to the next."""
-_FORMAT = 1
+_FORMAT = 2
 
 
 class UnknownAnswersError(LLMServeError):
@@ -48,13 +53,24 @@ class UnknownAnswersError(LLMServeError):
 
 @dataclass(frozen=True)
 class KnownAnswer:
-    """A prompt, the ids that the model reads in it, and the likeliest answer."""
+    """A prompt, the ids that the model reads in it, and the answer that it has to give.
+
+    ``options`` are those of the request that are not the likeliest answer's. The counts are None if
+    the model tells none.
+    """
 
     prompt: str
     chat: bool = False
     ids: tuple[int, ...] = ()
     """Empty if the model does not say how it reads a prompt."""
     tokens: tuple[Logprob, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    text: str = ""
+    reason: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    forbidden: int | None = None
+    """The token that its request has forbidden. In others, the same word may come."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +78,19 @@ class KnownAnswers:
     """The known answers of one build of a model.
 
     ``explained`` is what rounding explains of a difference of two log-probabilities, ``template``
-    a digest of the chat template, "" if there is none.
+    a digest of the chat template, "" if there is none. Those in ``beside`` are asked at once.
     """
 
     fingerprint: str
     explained: float
     template: str
     answers: tuple[KnownAnswer, ...]
+    beside: tuple[KnownAnswer, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many questions they are."""
+        return len(self.answers) + bool(self.beside)
 
     @classmethod
     def read(cls, model: Model) -> KnownAnswers | None:
@@ -80,6 +102,7 @@ class KnownAnswers:
             found = cls(
                 str(content["fingerprint"]), float(content["explained"]), str(content["template"]),
                 tuple(_answer(each) for each in content["answers"]),
+                tuple(_answer(each) for each in content["beside"]),
             )  # fmt: skip
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
@@ -104,6 +127,13 @@ def compare(known: KnownAnswer, now: KnownAnswer, explained: float) -> FaultRepo
     if known.ids and now.ids != known.ids:
         at = _first_other(known.ids, now.ids)
         return fault("prompt", f"it reads other tokens in the prompt, from token {at + 1}")
+    if known.input_tokens != now.input_tokens:
+        counts = f"{now.input_tokens} tokens in the prompt instead of {known.input_tokens}"
+        return fault("usage", f"it counts {counts}")
+    if any(each.id == known.forbidden for each in now.tokens):
+        return fault("options", "a word is in it that its request has forbidden")
+    if any(word in now.text for word in known.options.get("stop_words", ())):
+        return fault("options", "a word is in it at which it was to stop")
     parting = Parting.find(known.tokens, now.tokens)
     both = min(len(known.tokens), len(now.tokens)) if parting is None else parting.at
     for at, (then, here) in enumerate(zip(known.tokens[:both], now.tokens[:both], strict=True)):
@@ -127,10 +157,34 @@ def compare(known: KnownAnswer, now: KnownAnswer, explained: float) -> FaultRepo
         )
     if parting is None and len(now.tokens) != len(known.tokens):
         return fault("length", f"it has {len(now.tokens)} tokens instead of {len(known.tokens)}")
+    if parting is None:
+        return _compare_around(known, now, fault)
     return None
 
 
-async def ask(client: Any, model: str, prompt: str, *, chat: bool) -> KnownAnswer:
+def _compare_around(
+    known: KnownAnswer, now: KnownAnswer, fault: Callable[[str, str], FaultReport]
+) -> FaultReport | None:
+    """Compare what is told of the same tokens."""
+    if now.text != known.text:
+        return fault("text", "its tokens are the same, and make another text")
+    if now.reason != known.reason:
+        return fault("reason", f"it ends by {now.reason!r} instead of {known.reason!r}")
+    if now.output_tokens != known.output_tokens:
+        counts = f"{now.output_tokens} tokens of it instead of {known.output_tokens}"
+        return fault("usage", f"it counts {counts}")
+    return None
+
+
+async def ask(
+    client: Any,
+    model: str,
+    prompt: str,
+    *,
+    chat: bool,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    in_pieces: bool = False,
+) -> KnownAnswer:
     """Ask a model for its likeliest answer; raise what prevents that."""
     info = await client.model(model)
     asked: dict[str, Any] = {"prompt": prompt}
@@ -139,10 +193,26 @@ async def ask(client: Any, model: str, prompt: str, *, chat: bool) -> KnownAnswe
     ids: Sequence[int] = ()
     if "prompt_only" in info.inputs:
         ids = (await inspect_prompt(client, model, asked))["ids"]
-    options = {"max_tokens": LENGTH, "logprobs": TOP, **_LIKELIEST}
-    options = {name: value for name, value in options.items() if info.input_of(name)}
-    answer = await client.generate(model, **asked, **options, timeout=PATIENCE)
-    return KnownAnswer(prompt, chat, tuple(ids), tuple(answer.logprobs or ()))
+    wanted = {"max_tokens": LENGTH, "logprobs": TOP, **_LIKELIEST, **options}
+    wanted = {name: value for name, value in wanted.items() if info.input_of(name)}
+    if in_pieces:
+        stream = client.stream(model, **asked, **wanted, timeout=PATIENCE)
+        answer = Completion.of([piece async for piece in stream])
+    else:
+        answer = await client.generate(model, **asked, **wanted, timeout=PATIENCE)
+    return KnownAnswer(
+        prompt, chat, tuple(ids), tuple(answer.logprobs or ()), dict(options), answer.text,
+        answer.finish_reason or "", answer.input_tokens, answer.output_tokens,
+    )  # fmt: skip
+
+
+async def ask_again(
+    client: Any, model: str, known: KnownAnswer, *, in_pieces: bool = False
+) -> KnownAnswer:
+    """Ask a model for a known answer as it was asked for."""
+    return await ask(
+        client, model, known.prompt, chat=known.chat, options=known.options, in_pieces=in_pieces
+    )
 
 
 async def ask_for_template(client: Any, model: str) -> str:
@@ -153,13 +223,22 @@ async def ask_for_template(client: Any, model: str) -> str:
 
 
 async def check(client: Any, model: str, known: KnownAnswers, number: int) -> FaultReport | None:
-    """Ask a model one of its known answers again."""
-    then = known.answers[number % len(known.answers)]
-    if then.chat or number % len(known.answers) == 0:
+    """Ask a model one of its known answers again, or those that are asked at once."""
+    if (number := number % known.count) == len(known.answers):
+        return await _check_beside(client, model, known)
+    then = known.answers[number]
+    if then.chat or number == 0:
         template = await ask_for_template(client, model)
         if digest(template) != known.template:
             return FaultReport("template", "its chat template is another one", then.prompt)
-    return compare(then, await ask(client, model, then.prompt, chat=then.chat), known.explained)
+    return compare(then, await ask_again(client, model, then), known.explained)
+
+
+async def _check_beside(client: Any, model: str, known: KnownAnswers) -> FaultReport | None:
+    """Ask at once, and for pieces."""
+    asked = (ask_again(client, model, each, in_pieces=True) for each in known.beside)
+    pairs = zip(known.beside, await asyncio.gather(*asked), strict=True)
+    return next(filter(None, (compare(*pair, known.explained) for pair in pairs)), None)
 
 
 async def find(client: Any, name: str, model: Model) -> tuple[KnownAnswers, str]:
@@ -195,17 +274,71 @@ async def learn(client: Any, name: str, model: Model) -> KnownAnswers:
     if template and DATES not in template:
         asked.append((CHAT, True))
     first = [await ask(client, name, prompt, chat=chat) for prompt, chat in asked]
-    again = await asyncio.gather(*(ask(client, name, prompt, chat=chat) for prompt, chat in asked))
-    explained = EXPLAINED.get(precision(model), EXPLAINED["bfloat16"])
-    pairs = list(zip(first, again, strict=True))
-    explained = max(explained, TIMES * max(_change(*pair) for pair in pairs))
-    for one, other in pairs:
+    for one in first:
         if not one.tokens:
             raise UnknownAnswersError(f"it answers nothing to {one.prompt!r}")
-        most = EXPLAINED["int4"]
-        if fault := compare(one, other, min(explained, most)):
+    beside = [
+        await ask(client, name, PROMPTS[at], chat=False, options={"max_tokens": count})
+        for at, count in _BESIDE
+        if "max_tokens" in info.inputs
+    ]
+    again = await asyncio.gather(*(ask_again(client, name, each) for each in first))
+    at_once = (ask_again(client, name, each, in_pieces=True) for each in beside)
+    neighbours = list(zip(beside, await asyncio.gather(*at_once), strict=True))
+    pairs = list(zip(first, again, strict=True))
+    explained = EXPLAINED.get(precision(model), EXPLAINED["bfloat16"])
+    explained = max(explained, TIMES * max(_change(*pair) for pair in [*pairs, *neighbours]))
+    most = min(explained, EXPLAINED["int4"])
+    for one, other in pairs:
+        if fault := compare(one, other, most):
             raise UnknownAnswersError(f"it does not answer twice the same: {fault.why}")
-    return KnownAnswers(model.fingerprint, explained, digest(template), tuple(first))
+    if any(compare(*pair, most) for pair in neighbours):
+        # All at once it answers as alone, as was seen: in pieces, it writes something else.
+        beside = []
+    answers = await _with_options(client, info, first, explained)
+    return KnownAnswers(model.fingerprint, explained, digest(template), answers, tuple(beside))
+
+
+async def _with_options(
+    client: Any, info: Any, plain: Sequence[KnownAnswer], explained: float
+) -> tuple[KnownAnswer, ...]:
+    """Return known answers of which some have options, as far as the model keeps them.
+
+    What a server does with a wrong option, it may do with a right one: only what an option promises
+    whatever the scores can be told from rounding.
+    """
+    answers = list(plain)
+
+    async def try_with(at: int, **options: Any) -> KnownAnswer | None:
+        if not all(info.input_of(option) for option in options):
+            return None
+        found = await ask(client, info.name, plain[at].prompt, chat=False, options=options)
+        return found if found.tokens else None
+
+    sampled = await try_with(1, **_SAMPLED)
+    if sampled and compare(replace(plain[1], text=sampled.text), sampled, explained) is None:
+        answers[1] = sampled
+    # These are other answers than without the option, and have to keep what that promises.
+    if (word := _word_in(plain[2])) and (
+        found := await try_with(2, bad_words=[word.token.strip()])
+    ):
+        found = replace(found, forbidden=word.id)
+        answers[2] = plain[2] if compare(found, found, explained) else found
+    if (word := _word_in(plain[3])) and (
+        found := await try_with(3, stop_words=[word.token.strip()])
+    ):
+        answers[3] = plain[3] if compare(found, found, explained) else found
+    return tuple(answers)
+
+
+def _word_in(answer: KnownAnswer) -> Logprob | None:
+    """Return the last new word of an answer that is one token, if there is one."""
+    words = [each.token.strip() for each in answer.tokens]
+    for at in range(len(words) - 1, 1, -1):
+        word = words[at]
+        if len(word) > 2 and word.isalpha() and word not in "".join(words[:at]):
+            return answer.tokens[at]
+    return None
 
 
 def precision(model: Model) -> str:
@@ -248,7 +381,9 @@ def _first_other(one: Sequence[int], other: Sequence[int]) -> int:
 def _answer(content: Mapping[str, Any]) -> KnownAnswer:
     return KnownAnswer(
         str(content["prompt"]), bool(content["chat"]), tuple(map(int, content["ids"])),
-        tuple(read_logprob(each) for each in content["tokens"]),
+        tuple(read_logprob(each) for each in content["tokens"]), dict(content["options"]),
+        str(content["text"]), str(content["reason"]), content["input_tokens"],
+        content["output_tokens"], content["forbidden"],
     )  # fmt: skip
 
 

@@ -215,9 +215,11 @@ class Reconciler:
     def is_on_demand(self) -> bool:
         return self.memory.demand is not None
 
-    def hold(self, name: str, *, load: bool = True, priority: int = 0) -> Hold:
+    def hold(
+        self, name: str, *, load: bool = True, priority: int = 0, keep: float | None = None
+    ) -> Hold:
         """Ask for a model, which stays until :meth:`release`; without ``load``, if it is loaded."""
-        hold = Hold(name, asyncio.get_running_loop().create_future(), load, priority)
+        hold = Hold(name, asyncio.get_running_loop().create_future(), load, priority, keep)
         self.desired.holds.append(hold)
         if self._is_stopping:
             hold.refuse(NotLoadedError("the server is stopping"))

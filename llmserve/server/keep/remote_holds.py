@@ -39,20 +39,24 @@ class Holds:
         load: bool = True,
         on_place: Callable[[int], None] = lambda _: None,
         priority: int = 0,
+        keep: float | None = None,
     ) -> AsyncIterator[None]:
         """Have a model loaded, and keep it while the block runs.
 
         Models for a lower ``priority`` are loaded first. ``on_place`` is called with which of the
         models that are to be loaded it is, from 1. Without ``load``,
-        :class:`llmserve.errors.NotLoadedError` is raised if it is not loaded.
+        :class:`llmserve.errors.NotLoadedError` is raised if it is not loaded. ``keep`` is for how
+        many seconds it is kept from then on when nobody uses it: 0 unloads it, and below 0 there is
+        no end.
         """
         shared = self._shared.get(model)
         if shared and load and priority < shared.priority and not shared.held.done():
             # It asks anew, and who comes after it waits with it.
             shared.going = True
-        if shared is None or shared.going or not (load or shared.held.done()):
-            shared = _Shared(self._control, model, load=load, priority=priority)
-            if load:
+        is_own = keep is not None
+        if shared is None or shared.going or is_own or not (load or shared.held.done()):
+            shared = _Shared(self._control, model, load=load, priority=priority, keep=keep)
+            if load and not is_own:
                 self._shared[model] = shared
         shared.listeners.append(on_place)
         try:
@@ -71,7 +75,9 @@ class Holds:
 class _Shared:
     """One connection to ``serve``, which holds a model until it is closed."""
 
-    def __init__(self, control: Path, model: str, *, load: bool, priority: int) -> None:
+    def __init__(
+        self, control: Path, model: str, *, load: bool, priority: int, keep: float | None
+    ) -> None:
         self.listeners: list[Callable[[int], None]] = []
         self.place = 0
         self.going = False
@@ -80,6 +86,7 @@ class _Shared:
         self._control = control
         self.priority = priority
         self._request = {"do": "hold", "model": model, "load": load, "priority": priority}
+        self._request |= {} if keep is None else {"keep": keep}
         self._task = loop.create_task(self._run())
 
     def close(self) -> None:

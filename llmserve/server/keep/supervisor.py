@@ -161,7 +161,10 @@ class Socket:
         if type(priority) is not int:
             yield {"failed": "the class of a request is a whole number", "code": "not_ready"}
             return
-        hold = self.reconciler.hold(name, load=load, priority=priority)
+        if (keep := request.get("keep")) is not None and type(keep) not in (int, float):
+            yield {"failed": "a model is kept for a number of seconds", "code": "not_ready"}
+            return
+        hold = self.reconciler.hold(name, load=load, priority=priority, keep=keep)
         try:
             while True:
                 hold.changed.clear()

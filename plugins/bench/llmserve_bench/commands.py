@@ -5,6 +5,7 @@ The measuring code is imported only when a command runs, so that ``--help`` resp
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -64,6 +65,10 @@ _OPTIONS = (
     click.option(
         "--adapter", "adapters", multiple=True, metavar="NAME",
         help="Ask for this adapter; repeat for several in turn, '' for none.",
+    ),
+    click.option(
+        "--image", "images", multiple=True, metavar="FILE",
+        help="Ask about this image; repeat for several in turn, '' for none.",
     ),
     click.option("--warmup", type=click.IntRange(0), help="Requests to send first, not counted."),
     click.option("--stream/--no-stream", default=None, help="Stream the answers, or not."),
@@ -137,6 +142,11 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
         raise click.UsageError("--dataset has its own prompts: leave out --input-tokens")
     if options["max_input_tokens"] and not options["dataset"]:
         raise click.UsageError("--max-input-tokens works only with --dataset: leave it out")
+    for image in filter(None, options["images"]):
+        if not Path(image).is_file():
+            raise click.UsageError(f"--image {image}: there is no such file")
+        if not os.access(image, os.R_OK):
+            raise click.UsageError(f"--image {image}: it cannot be read")
     length_options = [name for name in ("input_tokens", "output_tokens") if options[name]]
     lengths = {name: Lengths.parse(options[name]) for name in length_options}
     prompts = Prompts(options["dataset"], max_input_tokens=options["max_input_tokens"], **lengths)
@@ -152,6 +162,7 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
             warmup=min(level or 4, 16) if options["warmup"] is None else options["warmup"],
             options=request_options,
             adapters=options["adapters"],
+            images=options["images"],
             **{name: options[name] and options[name] / 1000 for name in limits},
             **{name: options[name] for name in unchanged},
         )
@@ -221,6 +232,8 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     from llmserve.client import OpenAIApi
     from llmserve_bench import measure, targets, tools, triton
 
+    if options["images"] and (options["tools"] or (options["openai"] and not options["chat"])):
+        raise click.UsageError("--image works with --openai only with --chat, and not with --tool")
     settings = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
     if options["openai"]:
         if options["tools"] or options["metrics_url"] or options["http_url"]:

@@ -298,6 +298,7 @@ class _Worker:
             message=str(failure) if failure else None,
             texts=len(request.texts),
             adapter=str(request.options.get(ADAPTER.name, "")),
+            image=request.image,
         )  # fmt: skip
 
     def _watch_server(self, failure: ClientError | None, now: float) -> None:

@@ -48,6 +48,8 @@ class Plan:
     def fit(self, load: Load, infos: Sequence[ModelInfo], counter: TokenCounter) -> Load:
         """Adapt a load to the models that get it: they stream if all of them can."""
         texts = self._texts(infos)
+        if load.images:
+            _check_that_all_see(infos)
         whole = [info.name for info in infos if info.exchange == "unary"]
         if self.stream and whole:
             problem = f"{', '.join(whole)} cannot stream"
@@ -117,6 +119,13 @@ class Plan:
             interrupted=any(report.interrupted for report in reports),
             ended_early=next((r.given_up for r in reports if r.given_up is not None), None),
         )
+
+
+def _check_that_all_see(infos: Sequence[ModelInfo]) -> None:
+    """Refuse models that have no input for images; an OpenAI endpoint does not say."""
+    for info in infos:
+        if info.inputs and not info.input_of(contract.IMAGE_URL.name):
+            raise UsageError(f"{info.name} reads only text", hint="leave out --image")
 
 
 def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> Result:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from math import inf
@@ -42,9 +42,9 @@ SCHEMA = 2
 COLUMNS = (
     "index", "scheduled", "sent", "first", "done", "latency", "ttft", "time_between_tokens",
     "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message", "stand_in",
-    "adapter",
+    "adapter", "image",
 )  # fmt: skip
-_OF_ADAPTERS = (
+_OF_NAMES = (
     "requests", "failed", "output_tokens_per_second", "latency_p50", "latency_p99", "ttft_p50",
 )  # fmt: skip
 STDOUT = Path("-")
@@ -130,7 +130,10 @@ def tables_of(result: Result) -> list[Table]:
         rows = [(case.name, case.state, case.why) for case in result.cases if case.state != "done"]
         unfinished = Table("Not completed", ("Variant", "state", "reason"), rows)
         tables = [_ranking(result), unfinished]
-    tables += [_by_adapter(case) for case in result.cases if case.load.adapters]
+    for case in result.cases:
+        tables += _by_name("adapter", case, case.load.adapters, lambda record: record.adapter)
+        images = case.load.images
+        tables += _by_name("image", case, images, lambda each: each.image, _file_name)
     return [table for table in [*tables, _failures(result)] if table.rows]
 
 
@@ -190,6 +193,7 @@ def conditions_of(result: Result) -> dict[str, str]:
         "Prompts": "; ".join(_distinct(case.load.prompts for case in cases)),
         "Request options": _settings(load.options),
         "Adapters": ", ".join(name or "none" for name in load.adapters),
+        "Images": ", ".join(Path(name).name or "none" for name in load.images),
         "Answers": "streamed" if load.stream else "in one piece",
         "Limits": ", ".join(f"{name} {v * 1000:g} ms" for name, v in limits.items() if v),
         "Seed": str(load.seed),
@@ -220,20 +224,30 @@ def _figures(result: Result, load: str) -> Table:
     return Table(f"Figures, {load}{means}", ["Figure", *names], rows)
 
 
-def _by_adapter(case: Case) -> Table:
-    """Return the figures of the requests for each adapter, which ran beside the others."""
-    shown = [FIGURES[name] for name in _OF_ADAPTERS]
+def _by_name(
+    what: str,
+    case: Case,
+    names: Sequence[str],
+    name_of: Callable[[Record], str],
+    title_of: Callable[[str], str] = str,
+) -> list[Table]:
+    """Return the figures of the requests for each name, which ran beside the others."""
+    shown = [FIGURES[name] for name in _OF_NAMES]
     rows = []
-    for adapter in dict.fromkeys(case.load.adapters):
+    for name in dict.fromkeys(names):
         found = [
             figures_of(replace(run, records=records, server=None), case.load)
             for run in case.runs
-            for records in [tuple(each for each in run.records if each.adapter == adapter)]
+            for records in [tuple(each for each in run.records if name_of(each) == name)]
         ]
         cells = [_mean(each, [f[each.name] for f in found if each.name in f]) for each in shown]
-        rows.append([adapter or "none", *(cell or "-" for cell in cells)])
-    columns = ["Adapter", *(figure.title for figure in shown)]
-    return Table(f"By adapter, {case.name}, {case.load.label}", columns, rows)
+        rows.append([title_of(name) or "none", *(cell or "-" for cell in cells)])
+    columns = [what.capitalize(), *(figure.title for figure in shown)]
+    return [Table(f"By {what}, {case.name}, {case.load.label}", columns, rows)] if rows else []
+
+
+def _file_name(path: str) -> str:
+    return Path(path).name
 
 
 def _mean(figure: Figure, values: Sequence[float]) -> str:
@@ -404,7 +418,7 @@ def to_csv(result: Result) -> str:
             times = ["" if value is None else f"{value:.6f}" for value in _times(record)]
             counts = record.input_tokens, record.output_tokens, len(record.pieces)
             end = record.finish_reason, record.error, record.message, ", ".join(case.stand_ins)
-            writer.writerow([record.index, *times, *counts, *end, record.adapter])
+            writer.writerow([record.index, *times, *counts, *end, record.adapter, record.image])
     return text.getvalue()
 
 

@@ -234,6 +234,8 @@ class Request:
     texts: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     """The whole chat, of which ``prompt`` is the end."""
+    image: str = ""
+    """The file of an image that it shows."""
 
 
 def arrival_times(load: Load) -> list[float]:
@@ -278,7 +280,9 @@ def make_schedule(
         if length is not None and ignore_eos:
             options["ignore_eos"] = True
         messages = tuple(sample.messages)
-        return Request(at, sample.text, {**options, **load.options}, due, messages=messages)
+        image = load.images[at % len(load.images)] if load.images else ""
+        options |= load.options
+        return Request(at, sample.text, options, due, messages=messages, image=image)
 
     total = max(1, len(samples) // each) if count is None else count
     requests = [request(at, times[at] if times else None) for at in range(total)]

@@ -35,6 +35,8 @@ class Record:
     texts: int = 0
     """How many texts it had, if the model answers with values."""
     adapter: str = ""
+    image: str = ""
+    """The file of the image that it showed."""
 
     @property
     def latency(self) -> float:
@@ -71,7 +73,8 @@ class Load:
     without waiting for answers. ``requests`` or ``duration`` ends the load. ``prompts`` describes
     the prompts, and ``limit_latency`` and ``limit_ttft`` are the limits for goodput. ``texts`` is
     how many texts a request has, if the model answers with values; 0 if it generates text. Requests
-    name the ``adapters`` in turn; an empty name is the model without one.
+    name the ``adapters`` in turn; an empty name is the model without one. They show the ``images``,
+    which are files, in turn as well; an empty name is a request without one.
     """
 
     concurrency: int | None = None
@@ -90,6 +93,7 @@ class Load:
     timeout: float | None = None
     texts: int = 0
     adapters: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
     def within_limits(self, latency: float, first_token: float) -> bool:
         return latency <= (self.limit_latency or inf) and first_token <= (self.limit_ttft or inf)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from llmserve.client import (
     AsyncClient,
@@ -33,6 +34,7 @@ class TritonSender:
         self._client: AsyncClient = connect_async(url, timeout=load.timeout)
         self._model = model
         self._stream = load.stream
+        self._urls = urls_of(load)
         self._reads_pairs = False
 
     async def __aenter__(self) -> TritonSender:
@@ -56,11 +58,16 @@ class TritonSender:
             tokens = None if computed.input_tokens is None else sum(computed.input_tokens)
             parts.append((time.monotonic(), Completion("", input_tokens=tokens)))
             return
+        asked: dict[str, Any] = {"prompt": prompt, **options}
+        if url := self._urls.get(request.image):
+            content = contract.with_images(prompt, [url], in_parts=False)
+            chat = [*request.messages[:-1], {"role": "user", "content": content}]
+            asked = {"messages": chat, contract.IMAGE_URL.name: [url], **options}
         if not self._stream:
-            answer = await self._client.generate(model, prompt, **options)
+            answer = await self._client.generate(model, **asked)
             parts.append((time.monotonic(), answer))
             return
-        async with aclosing(self._client.stream(model, prompt, **options)) as stream:
+        async with aclosing(self._client.stream(model, **asked)) as stream:
             async for piece in stream:
                 parts.append((time.monotonic(), piece))
 
@@ -73,6 +80,7 @@ class OpenAISender:
         self._chat = api == "chat"
         self._model = model
         self._load = load
+        self._urls = urls_of(load)
         self._session: OpenAISession = self._api.session()
 
     async def __aenter__(self) -> OpenAISender:
@@ -101,6 +109,9 @@ class OpenAISender:
             return self._api.post("/embeddings", {**body, **options})
         if self._chat:
             chat = [*request.messages] or [{"role": "user", "content": request.prompt}]
+            if url := self._urls.get(request.image):
+                content = contract.with_images(request.prompt, [url], in_parts=True)
+                chat[-1] = {"role": "user", "content": content}
             options = {"messages": chat, **options}
         return self._api.request(model, request.prompt, options, stream=self._load.stream)
 
@@ -121,6 +132,11 @@ class OpenAISender:
 
 
 Sender = TritonSender | OpenAISender
+
+
+def urls_of(load: Load) -> dict[str, str]:
+    """Return the images of a load as requests have them, by their files."""
+    return {file: contract.image_url(Path(file)) for file in load.images if file}
 
 
 def add(pieces: Iterable[Piece], parts: Parts) -> None:

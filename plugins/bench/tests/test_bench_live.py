@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import llmserve
+from llmserve.errors import UsageError
 from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton, run
 from llmserve_bench.figures import figures_of
@@ -72,6 +73,24 @@ def test_streams_deliver_every_token_with_its_time(triton: LiveTriton) -> None:
         assert record.pieces[-1] <= record.done
     figures = figures_of(measured, measured_load)
     assert figures["ttft_mean"] < figures["latency_mean"]
+
+
+def test_images_are_shown_to_a_model_that_reads_them_and_to_no_other(
+    triton: LiveTriton, tmp_path: Path
+) -> None:
+    from llmserve.testing.tiny_seeing import picture, save_seeing
+
+    model = triton.build("hf", str(save_seeing("llava", tmp_path / "seeing")))
+    picture(1).save(tmp_path / "a.png")
+    shown = Load(concurrency=2, requests=4, warmup=0, images=("", str(tmp_path / "a.png")))
+    (measured,) = bench(target(triton, model), shown, PLAN).runs
+    assert not any(record.error for record in measured.records)
+    (measured,) = bench(target(triton, model), replace(shown, images=shown.images[1:]), PLAN).runs
+    # 16 tokens stand for an image, beside those of the prompt and of the template.
+    assert min(record.input_tokens or 0 for record in measured.records) > 16
+    text = triton.build("hf", tokenizer="tokenizers")
+    with pytest.raises(UsageError, match="reads only text"):
+        bench(target(triton, text), shown, PLAN)
 
 
 def test_an_ensemble_is_measured_with_its_parts_and_its_stand_in(triton: LiveTriton) -> None:

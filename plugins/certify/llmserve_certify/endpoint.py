@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from llmserve.client import Logprob
 from llmserve.errors import LLMServeError
+from llmserve.runtime.contract import with_images
 
 if TYPE_CHECKING:
     from llmserve_certify.encoder import Vector
@@ -26,6 +27,16 @@ class Ask:
     messages: tuple[Message, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
+    images: tuple[str, ...] = ()
+    """Data URLs of images, which the last message shows."""
+
+    def shown(self, *, in_parts: bool) -> list[Message]:
+        """Return the messages with their images, as OpenAI's API has them or as Triton."""
+        if not self.images:
+            return [*self.messages]
+        *before, last = self.messages
+        content = with_images(last["content"], self.images, in_parts=in_parts)
+        return [*before, {**last, "content": content}]
 
     def with_options(self, **options: Any) -> Ask:
         return replace(self, options={**self.options, **options})
@@ -95,6 +106,14 @@ class Hostile(NamedTuple):
     must_refuse: bool
 
 
+class Decision(NamedTuple):
+    """An answer to a typed question: what it says, and how likely each answer is, if told."""
+
+    kind: str
+    said: str | float
+    shares: Mapping[str, float]
+
+
 class Subject(Protocol):
     """Something that answers prompts; threads may share it."""
 
@@ -135,6 +154,13 @@ class Subject(Protocol):
         ...
 
     def values_curl(self, texts: Sequence[str]) -> str: ...
+
+    def decide(self, state: str, questions: Mapping[str, Any]) -> dict[str, Decision]:
+        """Return the answers to typed questions; raise :class:`Refusal` with 404 if there is no
+        such endpoint."""
+        ...
+
+    def decide_curl(self, state: str, questions: Mapping[str, Any]) -> str: ...
 
     def describe(self) -> dict[str, str]:
         """Return what the server says of itself, such as its version."""

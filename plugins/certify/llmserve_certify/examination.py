@@ -473,7 +473,7 @@ def _common_words(one: str, other: str) -> int:
 
 def _key(ask: Ask) -> tuple[Any, ...]:
     options = tuple(sorted((name, repr(value)) for name, value in ask.options.items()))
-    return ask.prompt, repr(ask.messages), options, ask.stream
+    return ask.prompt, repr(ask.messages), options, ask.stream, ask.images
 
 
 @contextmanager

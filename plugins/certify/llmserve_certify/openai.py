@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmserve.client import OpenAIAnswer, OpenAIApi, OpenAIRequest, Timeouts
 from llmserve.runtime.contract import GENERATE
 from llmserve_certify.endpoint import (
     Ask,
+    Decision,
     Gone,
     Hostile,
     Malformed,
@@ -24,6 +26,7 @@ from llmserve_certify.openai_answers import (
     error_words,
     joined,
     read_answer,
+    read_decisions,
     read_part,
     read_vectors,
 )
@@ -91,7 +94,7 @@ class OpenAIEndpoint:
         return answer
 
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
-        with closing(self._send(Ask(ask.prompt, ask.messages, ask.options, stream=True))) as answer:
+        with closing(self._send(replace(ask, stream=True))) as answer:
             for part in self._parts(answer):
                 yield from part.texts
 
@@ -147,6 +150,18 @@ class OpenAIEndpoint:
         body = json.dumps(self._values_body(texts), ensure_ascii=False)
         return self._curl(f"{self.url}/embeddings", body)
 
+    def decide(self, state: str, questions: Mapping[str, Any]) -> dict[str, Decision]:
+        body = self._decision_body(state, questions)
+        with closing(self._open(f"{self.url}/systemone", body)) as answer:
+            return read_decisions(self._read(answer))
+
+    def decide_curl(self, state: str, questions: Mapping[str, Any]) -> str:
+        body = json.dumps(self._decision_body(state, questions), ensure_ascii=False)
+        return self._curl(f"{self.url}/systemone", body)
+
+    def _decision_body(self, state: str, questions: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": self.model, "state": state, "questions": questions}
+
     def _values_body(self, texts: Sequence[str]) -> dict[str, Any]:
         return {**self._always, "model": self.model, "input": list(texts)}
 
@@ -155,7 +170,7 @@ class OpenAIEndpoint:
         forms = {name: options.pop(name) for name in _FORMS & options.keys()}
         count = options.pop("logprobs", None)
         if ask.messages:
-            options["messages"] = list(ask.messages)
+            options["messages"] = ask.shown(in_parts=True)
         usage = self._counts_in_streams if counts is None else counts
         request = self._api.request(self.model, ask.prompt, options, stream=ask.stream, usage=usage)
         body = json.loads(request.body or b"")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llmserve.client import Logprob
-from llmserve_certify.endpoint import Malformed, Refusal, Reply
+from llmserve_certify.endpoint import Decision, Malformed, Refusal, Reply
 
 if TYPE_CHECKING:
     from llmserve_certify.encoder import Vector
@@ -42,6 +42,11 @@ def read_part(data: bytes) -> StreamPart:
 def read_vectors(data: bytes) -> list[Vector]:
     """Read embeddings in the order of their texts; raise :class:`Malformed`."""
     return _read(data, "the answer", _vectors)
+
+
+def read_decisions(data: bytes) -> dict[str, Decision]:
+    """Read the answers to typed questions; raise :class:`Malformed`."""
+    return _read(data, "the answer", _decisions, "the API of typed decisions")
 
 
 def joined(parts: Iterable[StreamPart]) -> Reply:
@@ -81,12 +86,14 @@ def error_words(body: bytes) -> str:
     return " ".join(words.split())[:300]
 
 
-def _read(data: bytes, what: str, read: Callable[[dict[str, Any]], A]) -> A:
+def _read(
+    data: bytes, what: str, read: Callable[[dict[str, Any]], A], api: str = "OpenAI's API"
+) -> A:
     try:
         return read(_object(_json(data), "it"))
     except ValueError as error:
         raise Malformed(
-            f"{what} is not of OpenAI's API: {error}", got=data.decode(errors="replace")
+            f"{what} is not of {api}: {error}", got=data.decode(errors="replace")
         ) from None
 
 
@@ -108,6 +115,25 @@ def _answer(content: dict[str, Any]) -> Reply:
     if text is None:
         raise ValueError("its choice has neither text nor message")
     return Reply(text, _word(choice), *_counts(content), _logprobs(choice))
+
+
+def _decisions(content: dict[str, Any]) -> dict[str, Decision]:
+    answers = _object(content.get("answers"), "its answers")
+    return {name: _decision(_object(found, name)) for name, found in answers.items()}
+
+
+def _decision(found: dict[str, Any]) -> Decision:
+    kind = _of(found, "type", str, "a text") or ""
+    said = found.get(kind)
+    if isinstance(said, bool) or not isinstance(said, (str, int, float)):
+        raise ValueError(f"an answer of the type {kind[:40]!r} does not say what it is")
+    # Some tell none for yes or no, as the answer is one.
+    shares = _object(found.get("probabilities") or {}, "its probabilities")
+    if any(
+        isinstance(each, bool) or not isinstance(each, (int, float)) for each in shares.values()
+    ):
+        raise ValueError("a probability is no number")
+    return Decision(kind, said, shares)
 
 
 def _part(content: dict[str, Any]) -> StreamPart:

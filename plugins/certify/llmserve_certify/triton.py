@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.client import Client, Completion, parse_url
 from llmserve.errors import ClientError, OptionError, RequestTimeoutError, UnreachableError
-from llmserve.runtime.contract import EMBEDDING, LABEL, OPTIONS, PROBABILITY, RERANK, SCORE
+from llmserve.runtime.contract import (
+    EMBEDDING,
+    IMAGE_URL,
+    LABEL,
+    OPTIONS,
+    PROBABILITY,
+    RERANK,
+    SCORE,
+)
 from llmserve_certify.encoder import QUERY
 from llmserve_certify.endpoint import (
     Ask,
+    Decision,
     Gone,
     Hostile,
     Malformed,
@@ -109,7 +118,9 @@ class TritonEndpoint:
     def curl(self, ask: Ask) -> str:
         fields = {"text_input": ask.prompt, **self._options(ask)}
         if ask.messages:
-            fields["messages"] = json.dumps(list(ask.messages), ensure_ascii=False)
+            fields["messages"] = json.dumps(ask.shown(in_parts=False), ensure_ascii=False)
+        if ask.images:
+            fields[IMAGE_URL.name] = list(ask.images)
         body = json.dumps(fields, ensure_ascii=False)
         path = "generate_stream" if ask.stream or self._info.exchange == "stream" else "generate"
         url = f"{self._http_url()}/v2/models/{self.model}/{path}"
@@ -134,6 +145,14 @@ class TritonEndpoint:
         body = json.dumps(fields, ensure_ascii=False)
         return curl(f"{self._http_url()}/v2/models/{self.model}/generate", body)
 
+    def decide(self, state: str, questions: Mapping[str, Any]) -> dict[str, Decision]:
+        del state, questions
+        raise Refusal(404, "Triton's own API has no typed decisions")
+
+    def decide_curl(self, state: str, questions: Mapping[str, Any]) -> str:
+        del state, questions
+        return ""
+
     def _http_url(self) -> str:
         return parse_url(self.url or None).triton(http=self._http).http
 
@@ -155,8 +174,10 @@ class TritonEndpoint:
 
     def _content(self, ask: Ask) -> dict[str, Any]:
         options = self._options(ask)
+        if ask.images:
+            options = {**options, IMAGE_URL.name: list(ask.images)}
         if ask.messages:
-            return {"messages": list(ask.messages), **options}
+            return {"messages": ask.shown(in_parts=False), **options}
         return {"prompt": ask.prompt, **options}
 
 

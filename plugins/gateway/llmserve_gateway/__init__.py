@@ -35,6 +35,9 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.batches.folder import check_folder
 
         check_folder(place.responses, "--responses")
+    from llmserve_gateway.response_stores import named_database
+
+    named_database(place.responses)
     if place.adapter_folder and not place.adapter_folder.is_dir():
         raise UsageError(
             f"there is no folder {place.adapter_folder}", hint="name another with --adapter-folder"

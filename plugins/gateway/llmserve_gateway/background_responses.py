@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 
 from llmserve_gateway.errors import ApiError
+from llmserve_gateway.kept_items import StoreError
 from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponse, StoredResponses
 
 log = logging.getLogger("llmserve.gateway")
@@ -63,7 +63,7 @@ class BackgroundResponses:
                 begun.set_result(None)
                 await answer()
                 await self.fail(stored, _NOT_KEPT)
-        except (ApiError, sqlite3.Error) as error:
+        except ApiError as error:
             if begun.done():
                 raise
             begun.set_exception(error)
@@ -82,8 +82,8 @@ class BackgroundResponses:
         self._unsaid.pop(stored.id, None)
         try:
             await self._kept.update(stored.failed(error))
-        except sqlite3.Error as problem:
-            log.error("that %s has failed could not be kept: %s", stored.id, problem)
+        except StoreError as error_of_store:
+            log.error("that %s has failed could not be kept: %s", stored.id, error_of_store.problem)
             self._unsaid[stored.id] = stored, error
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class BackgroundResponses:
             for stored, error in [*self._unsaid.values()]:
                 await self.fail(stored, error)
             before = {*self._running}
-            with suppress(sqlite3.Error):
+            with suppress(StoreError):
                 await self._stop_what_is_over(before - await self._kept.unfinished())
 
     async def _stop_what_is_over(self, ids: set[str]) -> None:
@@ -113,7 +113,11 @@ class BackgroundResponses:
         for id in ids:
             if (running := self._running.get(id)) is None:
                 continue
-            with suppress(ApiError):
+            try:
                 if (await self._kept.find(running[0].owner, id)).status != "cancelled":
                     continue
+            except StoreError:
+                continue
+            except ApiError:
+                pass  # It has been removed.
             self.stop(id)

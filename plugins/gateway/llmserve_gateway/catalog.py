@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,20 @@ from llmserve.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from llmserve.runtime.contract import ADAPTER, GENERATE, TEXT_OUTPUT, TEXT_PAIR
+from llmserve.runtime.contract import (
+    ADAPTER,
+    GENERATE,
+    IMAGE_URL,
+    TEXT_OUTPUT,
+    TEXT_PAIR,
+    ImageLimits,
+)
 from llmserve.server import ModelReport, ReplicaReport, State, ask, health
+from llmserve_gateway.bodies import MAX_IMAGE_BYTES
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.loads import Loads
 from llmserve_gateway.replicas import Replicas, is_replica_failure
+from llmserve_gateway.text_requests import IMAGE_TOKENS
 
 _INSPECT_SECONDS = 30.0
 """How long a model may take to report on a prompt."""
@@ -47,10 +56,20 @@ _OPTIONAL = (
     "fill_in",
     "built",
     "adapters",
+    "images",
 )
 """What models of older versions do not report about prompts."""
 
 Supervisor = Path | Callable[[], ReplicaReport] | None
+
+
+@dataclass(frozen=True)
+class ImageReport:
+    """What a model says of the images that it reads."""
+
+    limits: ImageLimits | None = None
+    tokens: int = IMAGE_TOKENS
+    """How many tokens it makes of one that has the size of a screen."""
 
 
 @dataclass
@@ -229,6 +248,27 @@ class Catalog:
         """Return how many characters a prompt may have at most, if the model reports it."""
         length: int | None = (await self._description(name)).get("longest_prompt")
         return length
+
+    async def images(self, name: str) -> ImageReport:
+        """Return what a model says of the images that it reads, as far as it says any."""
+        said = (await self._description(name)).get("images")
+        if not isinstance(said, dict) or not all(type(each) is int for each in said.values()):
+            return ImageReport()
+        known = {row.name: said[row.name] for row in fields(ImageLimits) if row.name in said}
+        return ImageReport(ImageLimits(**known), said.get("tokens") or IMAGE_TOKENS)
+
+    async def image_bytes(self) -> int:
+        """Return how much the images of a request may take, as the models allow that see any."""
+        if self._loads is not None:
+            # What is not loaded does not say.
+            return MAX_IMAGE_BYTES
+        with suppress(LLMServeError):
+            seeing = [info.name for info in await self.offered() if IMAGE_URL.name in info.inputs]
+            reports = [await self.images(name) for name in seeing]
+            limits = (each.limits for each in reports)
+            most = (each.images * each.longest if each else MAX_IMAGE_BYTES for each in limits)
+            return min(MAX_IMAGE_BYTES, max(most, default=0))
+        return 0
 
     async def chat_template(self, name: str) -> str | None:
         """Return the text of a model's chat template, if the model reports it."""

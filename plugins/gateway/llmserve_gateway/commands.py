@@ -109,6 +109,9 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     "Repeat for each --url.",
 )
 @click.option("--open-metrics", is_flag=True, help="Serve metrics without a key.")
+@click.option(
+    "--inspect", is_flag=True, help="Show the last requests and their prompts to operators."
+)
 @click.option("--supervisor", type=FILE, hidden=True, help="Control socket of `serve`.")
 @click.option("--on-demand", is_flag=True, hidden=True, help="Whether it loads on demand.")
 @click.option(
@@ -249,6 +252,7 @@ def gateway(
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.model_names import read_aliases
     from llmserve_gateway.releases.release import read_plans, read_tolerances
+    from llmserve_gateway.response_stores import named_database
     from llmserve_gateway.serving import Listening, run
 
     for address in urls:
@@ -270,6 +274,7 @@ def gateway(
         aliases=read_aliases(options.pop("aliases")),
         releases=tuple(read_plans(options.pop("shadows"), options.pop("canaries"))),
         tolerances=read_tolerances(options.pop("tolerances")),
+        database=named_database(options["responses"]),
         **options,
     )
 

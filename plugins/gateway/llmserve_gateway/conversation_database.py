@@ -3,60 +3,36 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmserve_gateway.kept_items import Item, too_long
+from llmserve_gateway.store_database import StoreDatabase
 from llmserve_gateway.stored_conversations import ItemPage, PageQuery, StoredConversation
 from llmserve_gateway.stored_responses import StoreLimits
 
 _LEAST = 1000
 """What a conversation counts as that says nothing."""
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS conversations (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, touched REAL NOT NULL,
-    size INTEGER NOT NULL, metadata TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS conversations_of_owner ON conversations (owner, touched);
-CREATE INDEX IF NOT EXISTS conversations_by_age ON conversations (touched);
-CREATE TABLE IF NOT EXISTS items (
-    position INTEGER PRIMARY KEY AUTOINCREMENT, conversation TEXT NOT NULL, id TEXT NOT NULL,
-    size INTEGER NOT NULL, item TEXT NOT NULL, UNIQUE (conversation, id));
-CREATE INDEX IF NOT EXISTS items_in_order ON items (conversation, position);
-CREATE TRIGGER IF NOT EXISTS conversation_added AFTER INSERT ON conversations BEGIN
-    INSERT INTO sizes VALUES (new.owner, new.size)
-        ON CONFLICT (owner) DO UPDATE SET size = size + new.size; END;
-CREATE TRIGGER IF NOT EXISTS conversation_changed AFTER UPDATE OF size ON conversations BEGIN
-    UPDATE sizes SET size = size + new.size - old.size WHERE owner = new.owner; END;
-CREATE TRIGGER IF NOT EXISTS conversation_removed AFTER DELETE ON conversations BEGIN
-    UPDATE sizes SET size = size - old.size WHERE owner = old.owner;
-    DELETE FROM items WHERE conversation = old.id; END;
-CREATE TRIGGER IF NOT EXISTS item_added AFTER INSERT ON items BEGIN
-    UPDATE conversations SET size = size + new.size WHERE id = new.conversation; END;
-CREATE TRIGGER IF NOT EXISTS item_removed AFTER DELETE ON items BEGIN
-    UPDATE conversations SET size = size - old.size WHERE id = old.conversation; END;
-"""
 
 
-class SqliteConversations:
+class DatabaseConversations:
     """Those of one database, whose owner has room made for what is new."""
 
     def __init__(
         self,
-        database: sqlite3.Connection,
+        database: StoreDatabase,
         limits: StoreLimits,
         make_room: Callable[[str, str], None],
     ) -> None:
-        database.executescript(SCHEMA)
         self._database, self._limits, self._make_room = database, limits, make_room
 
     def add(self, conversation: StoredConversation, items: Sequence[Item]) -> None:
         metadata, now = json.dumps(dict(conversation.metadata)), time.time()
         id, owner = conversation.id, conversation.owner
         row = (id, owner, conversation.created, now, _LEAST + len(metadata), metadata)
-        with self._database as database:
-            database.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?)", row)
+        with self._database.writing():
+            self._database.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?)", row)
             self._check_room(id, items)
             self.write(owner, id, items)
 
@@ -70,8 +46,8 @@ class SqliteConversations:
 
     def describe(self, owner: str, id: str, metadata: Mapping[str, Any]) -> bool:
         text = json.dumps(dict(metadata))
-        with self._database as database:
-            changed = database.execute(
+        with self._database.writing():
+            changed = self._database.execute(
                 "UPDATE conversations SET metadata = ?, "
                 "size = size - LENGTH(metadata) + ? WHERE id = ? AND owner = ?",
                 (text, len(text), id, owner),
@@ -79,12 +55,12 @@ class SqliteConversations:
         return changed.rowcount > 0
 
     def remove(self, owner: str, id: str) -> bool:
-        with self._database as database:
+        with self._database.writing():
             query = "DELETE FROM conversations WHERE id = ? AND owner = ?"
-            return database.execute(query, (id, owner)).rowcount > 0
+            return self._database.execute(query, (id, owner)).rowcount > 0
 
     def append(self, owner: str, id: str, items: Sequence[Item]) -> bool:
-        with self._database:
+        with self._database.writing():
             if not self._touch(owner, id):
                 return False
             self._check_room(id, items)
@@ -106,14 +82,13 @@ class SqliteConversations:
 
     def items(self, owner: str, id: str) -> list[Item] | None:
         """Return all items in their order."""
-        with self._database as database:
-            if self.get(owner, id) is None:
-                return None
-            self._check_room(id)
-            rows = database.execute(
-                "SELECT item FROM items WHERE conversation = ? ORDER BY position", (id,)
-            )
-            return [json.loads(text) for (text,) in rows]
+        if self.get(owner, id) is None:
+            return None
+        self._check_room(id)
+        rows = self._database.execute(
+            "SELECT item FROM items WHERE conversation = ? ORDER BY position", (id,)
+        ).fetchall()
+        return [json.loads(text) for (text,) in rows]
 
     def page(self, owner: str, id: str, query: PageQuery) -> ItemPage | None:
         if self.get(owner, id) is None:
@@ -143,11 +118,11 @@ class SqliteConversations:
         return None if found is None else json.loads(found[0])
 
     def remove_item(self, owner: str, id: str, name: str) -> bool:
-        with self._database as database:
+        with self._database.writing():
             if not self._touch(owner, id):
                 return False
             query = "DELETE FROM items WHERE conversation = ? AND id = ?"
-            return database.execute(query, (id, name)).rowcount > 0
+            return self._database.execute(query, (id, name)).rowcount > 0
 
     def _touch(self, owner: str, id: str) -> bool:
         now = time.time()

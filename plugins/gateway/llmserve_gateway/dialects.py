@@ -58,16 +58,23 @@ class Dialect(ABC, Generic[R]):
     """OpenTelemetry's name for it."""
     error_body: Callable[[ApiError], bytes] = ApiError.json
     streams_as: StreamFormat = EVENTS
+    shows_images: bool = False
+    """Whether its requests may have images, for which a body has more room."""
 
     def later(self, request: R, record: RequestRecord) -> Later | None:
         """Return what is answered at once, if nobody waits for the answer."""
         del request, record
         return None
 
+    def unloaded(self, request: R, record: RequestRecord) -> bytes:
+        """Return the answer to a request that only unloads its model, in an API that has such."""
+        raise NotImplementedError
+
     async def settled(self, models: Models, key: Key | None, request: R) -> R:
-        """Return a request with what it leaves to the gateway."""
-        del models, key
-        return request
+        """Return a request with what it leaves to the gateway: its model, where that may be."""
+        if request.model:
+            return request
+        return replace(request, model=await model_for(models, key, request.tasks))
 
     @abstractmethod
     def failure_of(self, request: R, record: RequestRecord) -> Callable[[ApiError], bytes]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.runtime.contract import CLASSIFY, EMBED, GENERATE, RERANK
-from llmserve_gateway import anthropic, llama_cpp, ollama, ollama_requests, responses
+from llmserve_gateway import anthropic, decisions, llama_cpp, ollama, ollama_requests, responses
 from llmserve_gateway.adapter_changes import ADDITION, REMOVAL
 from llmserve_gateway.batches.routes import NEW_BATCH, BatchRoutes
 from llmserve_gateway.batches.uploads import UPLOAD
@@ -28,6 +28,7 @@ from llmserve_gateway.ollama_routes import OllamaRoutes
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
 from llmserve_gateway.releases.routes import ABORTION, PROMOTION, ReleaseRoutes
+from llmserve_gateway.reply import EVENTS
 from llmserve_gateway.response_routes import ResponseRoutes
 from llmserve_gateway.routes import DETOKENIZED, ONE_MODEL, ORDER, TOKENIZED, Routes
 from llmserve_gateway.text_dialect import TextDialect
@@ -92,16 +93,17 @@ def _posted(
     return Endpoint(path, summary, answer, "POST", bodies, **more)
 
 
-CHAT = TextDialect(read=read_chat, new_writer=ChatWriter)
+CHAT = TextDialect(read=read_chat, new_writer=ChatWriter, shows_images=True)
 COMPLETION = TextDialect(
     read=read_completion, new_writer=CompletionWriter, operation="text_completion"
 )
 RESPONSE = responses.ResponseDialect(
-    read=responses.read_response_request, new_writer=responses.ResponsesWriter
-)
+    read=responses.read_response_request, new_writer=responses.ResponsesWriter,
+    shows_images=True,
+)  # fmt: skip
 MESSAGE = TextDialect(
     read=anthropic.read_messages_request, new_writer=anthropic.MessagesWriter,
-    error_body=anthropic.error_body,
+    error_body=anthropic.error_body, shows_images=True,
 )  # fmt: skip
 _EMBEDDINGS = ValueDialect(
     read=read_embeddings, new_writer=EmbeddingsWriter, operation="embeddings"
@@ -114,10 +116,12 @@ _COHERE_RERANKING = replace(_RERANKING, read=read_cohere_rerank, error_body=ApiE
 _SCORING = ValueDialect(read=read_score, new_writer=ScoreWriter, operation="score")
 _CLASSIFYING = ValueDialect(read=read_classify, new_writer=LabelWriter, operation="classify")
 
-_OLLAMA_CHAT = ollama.TurnDialect(read=ollama_requests.read_chat, new_writer=ollama.ChatWriter)
+_OLLAMA_CHAT = ollama.TurnDialect(
+    read=ollama_requests.read_chat, new_writer=ollama.ChatWriter, shows_images=True
+)
 _OLLAMA_TEXT = ollama.TurnDialect(
     read=ollama_requests.read_text, new_writer=ollama.TextWriter, operation="text_completion",
-    is_of_one_prompt=True,
+    is_of_one_prompt=True, shows_images=True,
 )  # fmt: skip
 _OLLAMA_EMBED = ollama.VectorDialect(
     read=ollama_requests.read_embed, new_writer=ollama.VectorsWriter
@@ -126,8 +130,12 @@ _OLLAMA_EMBEDDING = replace(
     _OLLAMA_EMBED, read=ollama_requests.read_embedding, new_writer=ollama.VectorWriter
 )
 
-_INFILL = llama_cpp.InfillDialect(
+_INFILL = TextDialect(
     read=llama_cpp.read_infill, new_writer=llama_cpp.InfillWriter, operation="text_completion"
+)
+
+_DECIDING = decisions.DecisionDialect(
+    read=decisions.read_decision, new_writer=decisions.DecisionWriter, shows_images=True
 )
 
 # By all names that these have in the APIs of OpenAI, Jina, Cohere, vLLM, Hugging Face, Ollama and
@@ -150,6 +158,7 @@ ASKED: Sequence[Endpoint[Dialect[Any]]] = (
     _asked("/api/generate", "Answer a prompt, in Ollama's format", _OLLAMA_TEXT),
     _asked("/api/embed", "The embeddings of texts, in Ollama's format", _OLLAMA_EMBED),
     _asked("/api/embeddings", "The same of one text, as older clients ask", _OLLAMA_EMBEDDING),
+    _asked("/v1/systemone", "How likely each answer to questions about a state is", _DECIDING),
     _asked("/infill", "Fill in what is between two texts, as llama.cpp's server does", _INFILL),
 )  # fmt: skip
 """Those that ask a model for an answer."""
@@ -173,6 +182,8 @@ OWN: Sequence[Endpoint[Answer[Routes]]] = (
     Endpoint("/v1/models", "The available models", Routes.models),
     Endpoint("/v1/models/{name:path}", "One model", Routes.model),
     Endpoint("/usage", "What this key has used on each of the last days", Routes.usage),
+    Endpoint("/inspect", "The last requests and what their models have read, for operators",
+             Routes.inspect),
     Endpoint("/livez", "Whether the gateway is running", Routes.live, sends=(), access="anyone"),
     Endpoint("/readyz", "Whether the models answer", Routes.ready, access="anyone"),
     Endpoint("/readyz/{name:path}", "Whether one model answers", Routes.ready, access="anyone"),
@@ -216,7 +227,8 @@ OF_OLLAMA: Sequence[Endpoint[Answer[OllamaRoutes]]] = (
 """Those of Ollama that ask no model for an answer."""
 
 OF_RESPONSES: Sequence[Endpoint[Answer[ResponseRoutes]]] = (
-    Endpoint("/v1/responses/{id}", "A response that was kept", ResponseRoutes.get),
+    Endpoint("/v1/responses/{id}", "A response that was kept, or its stream from an event on",
+             ResponseRoutes.get, sends=(JSON, EVENTS.media_type)),
     Endpoint("/v1/responses/{id}", "Delete a response that was kept", ResponseRoutes.remove,
              "DELETE"),
     _posted("/v1/responses/{id}/cancel", "Cancel a response that is answered in the background",

@@ -11,7 +11,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,8 @@ from llmserve.client import ToolFormats
 from llmserve.errors import (
     InvalidRequestError,
     LLMServeError,
+    ModelNotReadyError,
+    NotLoadedError,
     RequestRejectedError,
     UnreachableError,
 )
@@ -32,19 +34,22 @@ from llmserve.runtime.contract import (
     LAST_CLASS,
     PRIORITY_CLASS,
     TASKS,
+    ImageRefusedError,
+    check_image_sizes,
     task_of,
 )
 from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Claim, Limits
 from llmserve_gateway.answering import Answering, cancel_on_disconnect
-from llmserve_gateway.bodies import Receive, read_json
+from llmserve_gateway.bodies import ImageRoom, Receive, read_json
 from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.deaths import Deaths
 from llmserve_gateway.dialects import AnyRequest, Dialect, Later, Models, R, Truncate, with_named
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.image_fetching import ImageFetcher
+from llmserve_gateway.inspector import Inspected, Inspector
 from llmserve_gateway.key_usage import KeyUsage
 from llmserve_gateway.keys import BatchKey, Key, KeyRing, salt_of
 from llmserve_gateway.later_answers import LaterAnswers, answer_when_there_is_room
@@ -66,8 +71,9 @@ from llmserve_gateway.reply import (
     request_id,
     send_nowhere,
 )
-from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.response_stores import open_store
 from llmserve_gateway.stored_responses import StoredResponses
+from llmserve_gateway.text_requests import HELD_BYTES_PER_TOKEN, ParsedRequest
 from llmserve_gateway.turns import IN_BACKGROUND, NOBODY, Party, Standing
 
 if TYPE_CHECKING:
@@ -116,7 +122,9 @@ class Settings:
     batches: Path | None = None
     """The folder of files and batches; without it, there are none."""
     responses: Path | None = None
-    """The folder of responses that are kept; without it, none are."""
+    """The folder of responses that are kept; without it and ``database``, none are."""
+    database: str = field(default="", repr=False)
+    """The address of the database that keeps them instead, perhaps with its password."""
     adapter_folder: Path | None = None
     """The folder from which requests may add adapters; without it, they may not."""
 
@@ -133,6 +141,8 @@ class Settings:
     """For how many hours the texts of compared answers are kept, if at all."""
     release_file: Path | None = None
     """Where it is kept what is known of releases; without it, that ends with the gateway."""
+    inspect: bool = False
+    """Whether operators may look at the last requests, with their texts."""
     certify_share: float | None = None
     """The share of answers that are handed to ``supervisor``, to be judged by their models."""
 
@@ -200,11 +210,12 @@ class Gateway:
             keep_texts=(settings.keep_texts or 0) * 3600,
             file=settings.release_file,
         )
+        self.inspector = Inspector(self._read_prompt) if settings.inspect else None
         self.live_answers = LiveAnswers(settings.supervisor, settings.certify_share or 0.0)
         self._client: Replicas | None = None
         self.responses: StoredResponses | None = None
-        if settings.responses:
-            self.responses = StoredResponses(SqliteStore(settings.responses))
+        if store := open_store(settings.responses, settings.database):
+            self.responses = StoredResponses(store)
         self.outcomes = Outcomes(
             self.catalog,
             self.metrics,
@@ -232,6 +243,8 @@ class Gateway:
     async def close(self) -> None:
         if self.later is not None:
             await self.later.close()
+        if self.inspector is not None:
+            self.inspector.close()
         await self.disconnect()
         await self.live_answers.close()
         if self.responses is not None:
@@ -383,6 +396,33 @@ class Gateway:
         model = request.model if self.catalog.is_observed(request.model) else ""
         return self.admission.hold(model, request.held_tokens, *parties)
 
+    def image_room(self, key: Key | None) -> ImageRoom:
+        """Return what images of a request may take, which count while they are read as later."""
+
+        def hold(size: int) -> AbstractContextManager[None]:
+            if isinstance(key, BatchKey):
+                return nullcontext()
+            parties = [party for party in (self._party_of(key),) if party]
+            return self.admission.hold("", size // HELD_BYTES_PER_TOKEN, *parties)
+
+        return ImageRoom(self.catalog.image_bytes, hold)
+
+    async def with_images(self, request: R) -> R:
+        """Return a request that knows what its model makes of an image; refuse too many of them."""
+        if not isinstance(request, ParsedRequest) or not request.images:
+            return request
+        if self.loads is None:
+            check_images(await self.catalog.info(request.model), request)
+        elif not self.catalog.is_observed(request.model):
+            return request
+        report = await self.catalog.images(request.model)
+        try:
+            if report.limits is not None:
+                check_image_sizes(request.images, report.limits)
+        except ImageRefusedError as error:
+            raise bad_request(str(error), "messages", "invalid_value") from None
+        return cast(R, replace(request, image_tokens=report.tokens))
+
     def _charge(self, key: Key | None, request: AnyRequest, *, take: bool = True) -> None:
         """Count a request against the limits of its key, but a line of a batch only once."""
         if not key or not self.keys or (isinstance(key, BatchKey) and key.is_charged):
@@ -409,7 +449,12 @@ class Gateway:
         trace = self.outcomes.trace(headers, dialect.operation)
         reply = Reply(send, record, dialect.error_body, headers, dialect.streams_as)
         answering = self._answer(scope, headers, receive, send, reply, dialect, trace)
+        inspector = self.inspector
+        if inspector is not None and inspector.is_open:
+            reply.inspected = Inspected(scope["path"])
         await self.outcomes.record(reply, trace, answering)
+        if inspector is not None and reply.inspected is not None:
+            inspector.add(reply.inspected, record.facts())
 
     async def _answer(
         self,
@@ -423,8 +468,13 @@ class Gateway:
     ) -> None:
         key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
-        content = await read_json(receive, headers)
+        room = self.image_room(key) if dialect.shows_images else None
+        content = await read_json(receive, headers, room)
+        if (noted := reply.inspected) is not None:
+            noted.body, noted.bodies = content, dialect.read.bodies
         read = dialect.read(content)
+        if noted is not None:
+            noted.unknown = read.unknown
         read = await self._named(key, read)
         request = await dialect.settled(self._models, key, read)
         reply.sent = request.sent
@@ -433,16 +483,41 @@ class Gateway:
         self._warnings.warn_of_fields(request.unknown)
         self.check_model(key, Named(request.model, request.adapter).full)
         self.images.check(request.options)
+        request = await self.with_images(request)
         # Nothing is loaded for what will be refused.
         _standing(key, request)
         await self.releases.hear_builds(request.model, self._fingerprint)
         address = (scope.get("client") or [""])[0]
         answering = Answering(key, headers, receive, send, reply, dialect)
+        if request.unloads:
+            await self._unload(answering, request)
+            return
         begin = partial(self.releases.begin, request, key, content, address)
         if (later := dialect.later(request, record)) is None:
             await self._take_turn(answering, request, begin())
         else:
             await self._answer_later(answering, request, begin, later)
+
+    def may_change_models(self, key: Key | None) -> bool:
+        """Return whether a request may load and unload models; without keys, local ones may."""
+        return key.operator if key else self.settings.local
+
+    def check_may_change_models(self, key: Key | None, do: str) -> None:
+        if not self.may_change_models(key):
+            what = f"this key may not {do} models" if key else f"to {do} a model takes a key"
+            raise ApiError(403, f"{what}: llmserve key new NAME --operator makes one that may")
+
+    async def _unload(self, answering: Answering[R], request: R) -> None:
+        """Have a model unloaded once nobody uses it."""
+        if self.loads is None:
+            what = "keep_alive: this server keeps its models loaded: start it with --on-demand"
+            raise bad_request(what, "keep_alive")
+        self.check_may_change_models(answering.key, "unload")
+        with suppress(NotLoadedError):
+            await self.loads.keep(request.model, 0)
+        reply = answering.reply
+        reply.record.outcome = "stop"
+        await reply.send_body(answering.dialect.unloaded(request, reply.record))
 
     async def _fingerprint(self, model: str) -> str:
         return (await self.client.model(model)).fingerprint
@@ -531,6 +606,8 @@ class Gateway:
                     else:
                         await self._deaths.unless_it_dies(info, responding)
                 finally:
+                    if reply.inspected is not None:
+                        reply.inspected.cached_tokens = usage.cached_tokens
                     record.input_tokens = usage.input_tokens
                     record.output_tokens = usage.output_tokens
                     self._charge_answer(key, record.output_tokens)
@@ -538,6 +615,9 @@ class Gateway:
                     if claim is not None and (used := record.input_tokens + record.output_tokens):
                         claim.used = used
         self.catalog.record_answer(record.model)
+        if request.keep is not None and self.loads is not None and self.may_change_models(key):
+            with suppress(NotLoadedError, ModelNotReadyError):
+                await self.loads.keep(request.model, request.keep)
         if reply.sample is not None:
             self.live_answers.hand_over(reply.sample, record)
 
@@ -580,6 +660,14 @@ class Gateway:
             said = error if isinstance(error, ApiError) else from_llmserve(error)
             return Heard(error=said.code or str(said.status))
         return Heard(tuple(reply.answers), seconds=time.perf_counter() - began)
+
+    async def _read_prompt(
+        self, model: str, prompt: str, options: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return how a model reads a prompt, beside all others, if it is loaded."""
+        held = nullcontext() if self.loads is None else self.loads.hold_if_loaded(model)
+        async with held, self.admission.admit_beside(1):
+            return await self.catalog.inspect_prompt(model, prompt, **options)
 
     async def _named(self, key: Key | None, request: R) -> R:
         """Return a request to the model that its name means, which may be an adapter's own."""

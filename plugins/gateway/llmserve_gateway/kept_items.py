@@ -18,3 +18,12 @@ def missing(kind: str, id: str) -> ApiError:
 def too_long(name: str) -> ApiError:
     what = f"{name}: the conversation is too long to go on"
     return ApiError(413, what, param=name, code="request_too_large")
+
+
+class StoreError(ApiError):
+    """What is kept cannot be reached now; ``problem`` says why, for the log alone."""
+
+    def __init__(self, problem: str) -> None:
+        what = "what is kept cannot be read or changed now: ask again"
+        super().__init__(503, what, code="store_unavailable", headers={"retry-after": "5"})
+        self.problem = problem

@@ -15,9 +15,10 @@ from llmserve_gateway.answering import Answering, wait_until_left
 from llmserve_gateway.background_responses import BackgroundResponses
 from llmserve_gateway.dialects import Later, R
 from llmserve_gateway.errors import ApiError, from_llmserve
+from llmserve_gateway.kept_events import EventLog
 from llmserve_gateway.outcomes import Outcomes
 from llmserve_gateway.reply import Reply, RequestRecord, Send, send_nowhere
-from llmserve_gateway.stored_responses import INTERRUPTED, StoredResponses
+from llmserve_gateway.stored_responses import CANCELLED, INTERRUPTED, StoredResponses
 
 _READS_WITHIN = 10.0
 """Seconds in which whoever reads along has to take what is new."""
@@ -27,6 +28,7 @@ class LaterAnswers:
     """Answers requests that are kept, each in a task of its own."""
 
     def __init__(self, kept: StoredResponses, outcomes: Outcomes) -> None:
+        self._kept = kept
         self._background = BackgroundResponses(kept)
         self._outcomes = outcomes
         self._is_closing = False
@@ -47,7 +49,8 @@ class LaterAnswers:
         """
         headers, dialect = client.headers, client.dialect
         record = RequestRecord(client.reply.record.id, key=client.reply.record.key)
-        reply = LaterReply(record, partial(self._background.fail, later.stored), headers)
+        events = EventLog(self._kept, later.stored) if request.stream else None
+        reply = LaterReply(record, partial(self._background.fail, later.stored), headers, events)
         answering = Answering(
             client.key, headers, _receive_nothing, send_nowhere, reply, dialect, is_later=True
         )
@@ -63,8 +66,9 @@ class LaterAnswers:
             reply.error_event = dialect.failure_of(request, record)
             await self._outcomes.record(reply, trace, respond(answering))
             if not reply.has_ended:
-                what = ApiError(503, "the response was cancelled", code="cancelled")
-                await reply.fail(INTERRUPTED if self._is_closing else what)
+                await reply.fail(INTERRUPTED if self._is_closing else CANCELLED)
+            if events is not None:
+                await events.close()
 
         answered = await self._background.begin(later.stored, held, answer)
         client.reply.record.outcome = "queued"
@@ -116,9 +120,12 @@ class LaterReply(Reply):
         record: RequestRecord,
         fail: Callable[[ApiError], Awaitable[None]],
         headers: Mapping[str, str],
+        events: EventLog | None = None,
     ) -> None:
+        """``events`` keeps what is streamed."""
         super().__init__(self._pass_on, record, headers=headers)
         self._fail = fail
+        self._events = events
         self._reader: Send = send_nowhere
 
     async def open(self, send: Send, headers: Mapping[str, str], events: bytes) -> None:
@@ -135,6 +142,8 @@ class LaterReply(Reply):
         await super().fail(error)
 
     async def _pass_on(self, message: Any) -> None:
+        if self._events is not None and (said := message.get("body")):
+            self._events.add(said)
         if self._reader is send_nowhere:
             return
         try:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llmserve.client import Completion, Logprob, Piece
 from llmserve.runtime.contract import EXTRA_FILES, INT32, OPTIONS, SUFFIX
-from llmserve_gateway.dialects import Models, model_for
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     STRING,
@@ -30,10 +29,8 @@ from llmserve_gateway.fields import (
     text,
 )
 from llmserve_gateway.generation_fields import STREAM, sampling
-from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import dump, token_json, without_stop_word
 from llmserve_gateway.reply import RequestRecord
-from llmserve_gateway.text_dialect import TextDialect
 from llmserve_gateway.text_requests import ParsedRequest
 from llmserve_gateway.usage import CACHED, Usage
 
@@ -266,15 +263,3 @@ def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 def _event(content: Any) -> bytes:
     return b"data: " + dump(content) + b"\n\n"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class InfillDialect(TextDialect):
-    """Gaps; the server of this API has one model, which a request need not name."""
-
-    async def settled(
-        self, models: Models, key: Key | None, request: ParsedRequest
-    ) -> ParsedRequest:
-        if request.model:
-            return request
-        return replace(request, model=await model_for(models, key, request.tasks))

@@ -89,6 +89,11 @@ class Loads:
         async with self._holds.hold(model, load=False):
             yield
 
+    async def keep(self, model: str, seconds: float) -> None:
+        """Say for how long a model is kept when nobody uses it, if it is loaded."""
+        async with self._holds.hold(model, load=False, keep=seconds):
+            pass
+
     def count(self, model: str, party: Party | None, *, of_batch: bool) -> None:
         """Count a request that waits, or refuse it."""
         if not of_batch:

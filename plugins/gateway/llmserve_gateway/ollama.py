@@ -68,9 +68,9 @@ class TextWriter:
         said = self._said(answer.text, answer.reasoning, calls)
         return dump({**self._head(), **said, **self._end(), **self._logprobs(answer.logprobs)})
 
-    def loaded(self) -> bytes:
-        """Return the answer to a request that only wants its model loaded."""
-        end = {"done": True, "done_reason": "load"}
+    def loaded(self, reason: str = "load") -> bytes:
+        """Return the answer to a request that only wants its model loaded, or unloaded."""
+        end = {"done": True, "done_reason": reason}
         return dump({**self._head(), **self._said("", "", ()), **end})
 
     def opening(self, piece: Piece) -> bytes:
@@ -187,6 +187,9 @@ class TurnDialect(TextDialect):
     streams_as: StreamFormat = LINES
     is_of_one_prompt: bool = False
     """Whether a model without a chat template reads the prompt as it is."""
+
+    def unloaded(self, request: ParsedRequest, record: RequestRecord) -> bytes:
+        return self.new_writer(request, record).loaded("unload")
 
     async def begin(
         self,

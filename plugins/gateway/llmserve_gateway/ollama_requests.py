@@ -52,7 +52,11 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _KINDS = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp", "Qk": "bmp"}
 _EFFORTS = ("high", "medium", "low", "max")
 _ROLES = ("system", "user", "assistant", "tool")
-_SPAN = re.compile(r"-?[0-9.]+|(-?[0-9.]+(ns|us|µs|ms|s|m|h))+")
+_SPAN = re.compile(r"-?([0-9.]{1,20}|([0-9.]{1,20}(ns|us|µs|ms|s|m|h)){1,6})")
+_PART = re.compile(r"([0-9.]+)([a-zµ]*)")
+_UNITS = {"": 1, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_LONGEST = 1e15
+"""In seconds: what is longer is no time."""
 _NOTHING: dict[str, Any] = {"role": "user", "content": ""}
 _ID = "call{:05}"
 """Mistral's templates accept only ids of nine such characters."""
@@ -135,12 +139,19 @@ def _address(image: Any, where: str) -> str:
 # Fields
 
 
-def _is_zero(value: Any, name: str) -> bool:
-    """Return whether a model is to be unloaded at once."""
+def _seconds(value: Any, name: str) -> float:
+    """Return for how long a model is kept."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number and not (isinstance(value, str) and _SPAN.fullmatch(value)):
-        raise bad_request(f"{name} must be seconds, or a duration such as 5m", name)
-    return not str(value).strip("-0.nsuµmh")
+    try:
+        if isinstance(value, str) and _SPAN.fullmatch(value):
+            parts = _PART.findall(value.lstrip("-"))
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            return -seconds if value.startswith("-") else seconds
+        if is_number and abs(value) <= _LONGEST:
+            return float(value)
+    except ValueError:
+        pass  # There are two points in it.
+    raise bad_request(f"{name} must be seconds, or a duration such as 5m", name)
 
 
 def _length(value: Any, name: str) -> int | None:
@@ -174,10 +185,11 @@ _STREAM: Field[bool] = Field(
     "stream", "Send the answer in pieces, as lines; so it is if this is not sent.", check_flag,
     {"type": "boolean"}, absent=True,
 )  # fmt: skip
-_KEEP_ALIVE: Field[bool] = Field(
-    "keep_alive", "Accepted, without any effect: the server says how long models stay loaded.",
-    _is_zero, {"anyOf": [{"type": "number"}, {**STRING, "pattern": f"^(?:{_SPAN.pattern})$"}]},
-    absent=False,
+_KEEP_ALIVE: Field[float | None] = Field(
+    "keep_alive", "How long the model stays loaded after this request, if models are loaded on "
+    "demand and the key may unload them: seconds, or a duration such as 5m; below 0 without end.",
+    _seconds, {"anyOf": [{"type": "number", "minimum": -_LONGEST, "maximum": _LONGEST},
+                         {**STRING, "pattern": f"^(?:{_SPAN.pattern})$"}]},
 )  # fmt: skip
 _LOGPROBS = flag("logprobs", "Return the log-probabilities of the answer's tokens.")
 _TOP_LOGPROBS = option(OPTIONS["logprobs"], "top_logprobs", passed=False)
@@ -285,9 +297,6 @@ def _parsed(
     model, asked = name_of(values[MODEL])
     messages, more = conversation.messages, values[_OPTIONS]
     only_loads = not (messages or prompt or suffix)
-    if values[_KEEP_ALIVE] and only_loads:
-        what = "keep_alive: no request unloads a model here but POST /models/unload"
-        raise bad_request(what, "keep_alive")
     options = {**more.options, **({SUFFIX: suffix} if suffix else {})}
     form = values[_FORMAT]
     if form is not None:
@@ -310,6 +319,7 @@ def _parsed(
         prompts=[prompt],
         thinking=thinking if messages else Thinking(),
         only_loads=only_loads,
+        keep=values[_KEEP_ALIVE],
         sent={**(form.sent if form else {}), "max_tokens": "num_predict"},
         unknown=values.unknown | {f"options.{name}" for name in more.unknown},
     )
@@ -340,10 +350,9 @@ def _valued(
     values: Values, given: list[str], name: str, *, cut: bool | None = None
 ) -> ValueRequest:
     model, asked = name_of(values[MODEL])
-    values[_KEEP_ALIVE]
     options = {**values.options, **({TRUNCATE.name: True} if cut else {})}
     return ValueRequest(
-        model, (EMBED,), given, options=options, cut=cut, asked=asked,
+        model, (EMBED,), given, options=options, cut=cut, asked=asked, keep=values[_KEEP_ALIVE],
         sent={"text_input": name}, unknown=values.unknown,
     )  # fmt: skip
 

@@ -245,6 +245,17 @@ def dump(content: Any) -> bytes:
     return text.encode(errors="replace")
 
 
+def response_event(kind: str, number: int, **content: Any) -> bytes:
+    """Return an event of a response that is streamed."""
+    data = dump({"type": kind, "sequence_number": number, **content})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def error_event(error: ApiError, number: int) -> bytes:
+    said = {"code": error.code, "message": error.message, "param": error.param}
+    return response_event("error", number, **said)
+
+
 def json_response(content: Any, status: int = 200) -> Response:
     return Response(dump(content), status, media_type="application/json")
 

@@ -227,9 +227,13 @@ def _parsed(values: Values, options: dict[str, Any], prompts: Any, **extra: Any)
         priority=values[PRIORITY],
         **extra,
     )
+    check_copies(request, "n" if count > 1 else "prompt")
+    return request
+
+
+def check_copies(request: ParsedRequest, param: str) -> None:
+    """Refuse a large request of which a model would get many copies."""
     if request.answer_count > 1 and request.sent_bytes > _MAX_BYTES:
-        param = "n" if count > 1 else "prompt"
         what = f"{param}: the model would get all of this request {request.answer_count} times"
         raise ApiError(413, f"{what}, over {_MAX_BYTES >> 20} MB", param=param,
                        code="request_too_large")  # fmt: skip
-    return request

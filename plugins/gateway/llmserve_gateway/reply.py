@@ -16,6 +16,7 @@ from llmserve_gateway.headers import is_anthropics
 
 if TYPE_CHECKING:
     from llmserve.client import Completion
+    from llmserve_gateway.inspector import Inspected
     from llmserve_gateway.sample import Sample
 
 Send = Callable[[Any], Awaitable[None]]
@@ -77,26 +78,31 @@ class RequestRecord:
 
     def log_line(self) -> str:
         """Return the log line, which has numbers and names, but never any text."""
+        return json.dumps(self._numbers())
 
+    def facts(self) -> dict[str, Any]:
+        """Return what the log has, and how it was answered."""
+        reasons = [*self.finish_reasons.values()]
+        return {**self._numbers(), "streamed": self.streamed, "finish_reasons": reasons}
+
+    def _numbers(self) -> dict[str, Any]:
         def elapsed_ms(moment: float | None) -> float | None:
             return None if moment is None else round((moment - self.arrived) * 1000, 1)
 
-        return json.dumps(
-            {
-                "id": self.id,
-                "key": self.key,
-                "model": self.model,
-                **({"adapter": self.adapter} if self.adapter else {}),
-                "status": self.status,
-                "outcome": self.outcome,
-                "input_tokens": self.input_tokens,
-                "output_tokens": self.output_tokens,
-                **({"load_ms": elapsed_ms(self.loaded)} if self.loaded else {}),
-                "queue_ms": elapsed_ms(self.admitted),
-                "first_ms": elapsed_ms(self.first_output),
-                "total_ms": elapsed_ms(self.ended),
-            }
-        )
+        return {
+            "id": self.id,
+            "key": self.key,
+            "model": self.model,
+            **({"adapter": self.adapter} if self.adapter else {}),
+            "status": self.status,
+            "outcome": self.outcome,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            **({"load_ms": elapsed_ms(self.loaded)} if self.loaded else {}),
+            "queue_ms": elapsed_ms(self.admitted),
+            "first_ms": elapsed_ms(self.first_output),
+            "total_ms": elapsed_ms(self.ended),
+        }
 
 
 class Reply:
@@ -125,6 +131,8 @@ class Reply:
         """What has been answered, if somebody wants to know it beside the client."""
         self.sample: Sample | None = None
         """What is noted of the answer for its model to judge, if it is drawn."""
+        self.inspected: Inspected | None = None
+        """What is noted of the request for who looks at it, if anybody does."""
         self.has_begun = False
         """Whether the client has been sent anything: then nobody else can answer instead."""
         self.has_ended = False
@@ -159,6 +167,8 @@ class Reply:
 
     async def fail(self, error: ApiError) -> None:
         self.record.outcome = "refused" if error.status < 500 else "failed"
+        if self.inspected is not None:
+            self.inspected.error = error.message
         with suppress(OSError):
             if self._streaming:
                 self.record.status = error.status

@@ -6,22 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from llmserve.runtime.contract import INT32
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.gateway import Gateway
+from llmserve_gateway.kept_events import EventReaders
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import json_response
+from llmserve_gateway.reply import EVENTS
 from llmserve_gateway.stored_conversations import ItemPage, PageQuery
 from llmserve_gateway.stored_responses import StoredResponse, StoredResponses, owner_of
 
 _PAGE, _LARGEST_PAGE = "20", 100
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def kept_by(gateway: Gateway) -> StoredResponses:
     """Return what a gateway keeps; one that keeps nothing says how it would."""
     if gateway.responses is None:
-        what = "this gateway keeps no responses: start it with --responses FOLDER"
+        what = "this gateway keeps no responses: start it with --responses FOLDER, or a database"
         raise ApiError(404, what, code="not_found")
     return gateway.responses
 
@@ -35,6 +39,15 @@ def read_page(query: Mapping[str, str]) -> PageQuery:
     return PageQuery(int(limit), query.get("after"), query.get("order", "desc") == "desc")
 
 
+def _starting_after(query: Mapping[str, str]) -> int:
+    """Return the number of the last event that a client has."""
+    if (number := query.get("starting_after")) is None:
+        return -1
+    if not (number.isascii() and number.isdecimal() and len(number) < len(str(INT32))):
+        raise bad_request("starting_after must be the number of an event", "starting_after")
+    return int(number)
+
+
 def page_content(page: ItemPage) -> Response:
     first, last = (page.items[0]["id"], page.items[-1]["id"]) if page.items else (None, None)
     more = {"first_id": first, "last_id": last, "has_more": page.has_more}
@@ -46,15 +59,23 @@ class ResponseRoutes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._readers = EventReaders()
 
     @property
     def _kept(self) -> StoredResponses:
         return kept_by(self._gateway)
 
     async def get(self, request: Request, key: Key | None) -> Response:
-        if request.query_params.get("stream") == "true":
-            raise bad_request("stream: a response is kept as a whole", "stream")
-        return json_response((await self._find(request, key)).response)
+        after = _starting_after(request.query_params)
+        found = await self._find(request, key)
+        if request.query_params.get("stream") != "true":
+            return json_response(found.response)
+        if not found.is_of_background:
+            what = "stream: only a response that was asked with background: true is streamed again"
+            raise bad_request(what, "stream")
+        timeout = self._gateway.settings.request_timeout
+        events = self._readers.read(self._kept, found, after, timeout)
+        return StreamingResponse(events, media_type=EVENTS.media_type, headers=_STREAM_HEADERS)
 
     async def remove(self, request: Request, key: Key | None) -> Response:
         name = request.path_params["id"]

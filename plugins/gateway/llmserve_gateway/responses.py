@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,9 +50,15 @@ from llmserve_gateway.generation_fields import (
     sampling,
     unaffected,
 )
-from llmserve_gateway.kept_items import Item
+from llmserve_gateway.kept_items import Item, StoreError
 from llmserve_gateway.keys import BatchKey, Key
-from llmserve_gateway.openai_answers import dump, dump_text, token_json
+from llmserve_gateway.openai_answers import (
+    dump,
+    dump_text,
+    error_event,
+    response_event,
+    token_json,
+)
 from llmserve_gateway.reply import Reply, RequestRecord
 from llmserve_gateway.stored_responses import (
     ResponseState,
@@ -415,9 +420,9 @@ class ResponseDialect(TextDialect):
         write = models.responses.update if stored.is_of_background else models.responses.add
         try:
             await write(stored)
-        except sqlite3.Error as error:
+        except StoreError as error:
             # Its client has the answer all the same, and the next request is told.
-            log.error("the response %s could not be kept: %s", stored.id, error)
+            log.error("the response %s could not be kept: %s", stored.id, error.problem)
 
 
 def _stored(state: ResponseState, response: Mapping[str, Any]) -> StoredResponse:
@@ -531,7 +536,8 @@ class ResponsesWriter:
         return events + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        return self._event("error", code=error.code, message=error.message, param=error.param)
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        return error_event(error, number)
 
     def _start_item(self, item: dict[str, Any]) -> bytes:
         """Start the next item of the output, after ending the current one."""
@@ -638,9 +644,8 @@ class ResponsesWriter:
         }
 
     def _event(self, kind: str, **content: Any) -> bytes:
-        data = dump({"type": kind, "sequence_number": self._sequence_number, **content})
-        self._sequence_number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        return response_event(kind, number, **content)
 
 
 def _tool_choice(request: ParsedRequest) -> Any:

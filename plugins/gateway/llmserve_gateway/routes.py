@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.errors import ConfigError, LLMServeError, ServerError
-from llmserve.runtime.contract import IMAGE_URL
+from llmserve.runtime.contract import GENERATE, IMAGE_URL
 from llmserve.server import ModelReport, ask
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.adapter_changes import AdapterChanges, read_addition, read_removal
@@ -132,9 +132,7 @@ class Routes:
 
     async def _change(self, do: str, request: Request, key: Key | None) -> Response:
         settings = self._gateway.settings
-        if not (key.operator if key else settings.local):
-            what = f"this key may not {do} models" if key else f"to {do} a model takes a key"
-            raise ApiError(403, f"{what}: llmserve key new NAME --operator makes one that may")
+        self._gateway.check_may_change_models(key, do)
         name = ORDER.read(await _body(request))[MODEL]
         self._gateway.check_model(key, name)
         if await self._loadable(name) is None or not isinstance(settings.supervisor, Path):
@@ -182,7 +180,7 @@ class Routes:
 
     async def tokenize(self, request: Request, key: Key | None) -> Response:
         """Return the tokens of a text or a conversation, in vLLM's format."""
-        values = TOKENIZED.read(await _body(request))
+        values = TOKENIZED.read(await self._shown(request, key))
         name = await self._model_name(values, key)
         conversation, prompt = values[_MESSAGES], values[_PROMPT]
         options: dict[str, Any] = {}
@@ -231,11 +229,11 @@ class Routes:
         return json_response({"prompt": report["text"]})
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
-        parsed = anthropic.read_counted_request(await _body(request))
+        parsed = anthropic.read_counted_request(await self._shown(request, key))
         return json_response({"input_tokens": await self._count(request, key, parsed)})
 
     async def count_input(self, request: Request, key: Key | None) -> Response:
-        parsed = responses.read_response_request(await _body(request))
+        parsed = responses.read_response_request(await self._shown(request, key))
         count = await self._count(request, key, parsed)
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
@@ -325,6 +323,19 @@ class Routes:
             rows = usage_rows(days, SHOWN_DAYS, None if key.all_metrics else key.name)
         return json_response({"usage": rows})
 
+    async def inspect(self, request: Request, key: Key | None) -> Response:
+        """Return the last requests to who may see what others have asked."""
+        del request
+        if (inspector := self._gateway.inspector) is None:
+            what = "this gateway shows no requests: start it with --inspect"
+            raise ApiError(404, what, code="not_found")
+        if not self._gateway.may_change_models(key):
+            what = "this key may not see" if key else "it takes a key to see"
+            hint = "llmserve key new NAME --operator makes one that may"
+            raise ApiError(403, f"{what} what others have asked: {hint}")
+        found = [each for each in inspector.look() if not key or key.allows(each["model"])]
+        return json_response({"requests": found})
+
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
         del request
         if key and key.measured_models:
@@ -364,10 +375,15 @@ class Routes:
 
         return endpoint
 
+    async def _shown(self, request: Request, key: Key | None) -> dict[str, Any]:
+        """Read a body that may have images."""
+        return await read_json(request.receive, request.headers, self._gateway.image_room(key))
+
     async def _inspect(
         self, request: Request, key: Key | None, prompt: ParsedRequest
     ) -> dict[str, Any]:
         """Ask a model about a prompt; this costs it as much as reading a prompt to answer it."""
+        prompt = await self._gateway.with_images(prompt)
         ((text, options),) = prompt.model_calls()
         timeout = self._gateway.timeout(request.headers)
         async with (
@@ -440,10 +456,12 @@ class Routes:
             }
         )
         if demand:
-            said = {"task": demand.task}
+            said: dict[str, Any] = {"task": demand.task}
         else:
             info = await self._catalog.info(name)
             said = {"task": info.task, "fingerprint": info.fingerprint}
+            if info.task in (GENERATE, ""):
+                said["images"] = IMAGE_URL.name in info.inputs
         return {
             "id": name,
             "object": "model",

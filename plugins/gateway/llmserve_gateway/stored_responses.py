@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,11 @@ from typing import Any, Protocol, TypeVar
 
 from llmserve_gateway.batches.folder import EVERYONE
 from llmserve_gateway.errors import ApiError, bad_request
-from llmserve_gateway.kept_items import Item, missing, too_long
+from llmserve_gateway.kept_items import Item, StoreError, missing, too_long
 from llmserve_gateway.keys import Key
 from llmserve_gateway.stored_conversations import ConversationStore, StoredConversations
+
+log = logging.getLogger("llmserve.gateway")
 
 T = TypeVar("T")
 _DAY = 86400
@@ -24,6 +27,7 @@ _UNFINISHED, _ANSWERED = ("queued", "in_progress"), ("completed", "incomplete")
 INTERRUPTED = ApiError(
     503, "the gateway ended before it had answered: ask again", code="interrupted"
 )
+CANCELLED = ApiError(503, "the response was cancelled", code="cancelled")
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 _ITEM = re.compile(r"[a-z]{2,3}_([0-9a-f]{48})(?:_[0-9]{1,9})?")
 
@@ -134,6 +138,12 @@ class ResponseStore(Protocol):
     def unfinished(self) -> set[str]:
         """Return the ids of those that this gateway has to finish."""
 
+    def add_events(self, stored: StoredResponse, number: int, events: bytes) -> None:
+        """Keep events of a stream for an hour, of which the last has a number."""
+
+    def events(self, owner: str, id: str, after: int) -> list[bytes]:
+        """Return what is kept of a stream, with all that has a higher number."""
+
     def get(self, owner: str, id: str) -> StoredResponse | None: ...
     def remove(self, owner: str, id: str) -> bool: ...
     def close(self) -> None: ...
@@ -164,6 +174,12 @@ class StoredResponses:
     async def update(self, stored: StoredResponse) -> bool:
         """Change a response that is being answered; there is none if it has been cancelled."""
         return await self._in_thread(partial(self._store.update, stored))
+
+    async def add_events(self, stored: StoredResponse, number: int, events: bytes) -> None:
+        await self._in_thread(partial(self._store.add_events, stored, number, events))
+
+    async def events(self, owner: str, id: str, after: int) -> list[bytes]:
+        return await self._in_thread(partial(self._store.events, owner, id, after))
 
     async def unfinished(self) -> set[str]:
         return await self._in_thread(self._store.unfinished)
@@ -238,7 +254,11 @@ class StoredResponses:
         return found
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except StoreError as error:
+            log.warning("what is kept cannot be reached: %s", error.problem)
+            raise
 
 
 def owner_of(key: Key | None) -> str:

@@ -82,6 +82,8 @@ class TextDialect(Dialect[ParsedRequest]):
             request.options[KEEP_LONGER] = True
         if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
             request.options[INCLUDE_STOP.name] = True
+        if reply.inspected is not None:
+            reply.inspected.asked = request
         writer = self.new_writer(request, reply.record)
         reply.error_event = writer.failure
         exchange = _Exchange(models, request, writer, reply, timeout, new_reader, self.keep)
@@ -106,18 +108,28 @@ class _Exchange:
     async def whole(self) -> None:
         request, record = self.request, self.reply.record
         generate = self.models.client().generate
-        model, timeout, session = request.model, self.timeout, request.session
-        tasks = [
-            asyncio.ensure_future(
-                generate(model, prompt, timeout=timeout, session=session, **options)
-            )
-            for prompt, options in self._calls()
-        ]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        model, session = request.model, request.session
+        ends = None if self.timeout is None else time.monotonic() + self.timeout
+
+        async def ask(calls: Sequence[tuple[str, dict[str, Any]]]) -> list[Completion]:
+            # Of those that begin alike, the others have the time that the first one left.
+            timeout = None if ends is None else max(0.0, ends - time.monotonic())
+            tasks = [
+                asyncio.ensure_future(
+                    generate(model, prompt, timeout=timeout, session=session, **options)
+                )
+                for prompt, options in calls
+            ]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        calls = self._calls()
+        # What all begin with is computed for the first, and kept for the others.
+        before = 1 if request.begins_alike and len(calls) > 1 else 0
+        answers = [*await ask(calls[:before]), *await ask(calls[before:])]
         if (sample := self.reply.sample) is not None:
             answers = [sample.hear(answer) for answer in answers]
         if new_reader := self.new_reader:

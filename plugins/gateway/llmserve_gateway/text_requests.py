@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,12 @@ from llmserve_gateway.stored_responses import ResponseState
 MAX_ANSWERS = 128
 BYTES_PER_TOKEN = 3
 """A token is seldom shorter."""
-_HELD_BYTES_PER_TOKEN = 256
+HELD_BYTES_PER_TOKEN = 256
 """What is no prompt takes memory and no time: 256 MB is as much as a million tokens."""
 FETCHED_BYTES = 5 << 20
 """How much may come from the address of an image."""
-_IMAGE_TOKENS = 1000
-"""Models make some hundreds to thousands of one."""
+IMAGE_TOKENS = 1000
+"""What an image counts as, unless its model says what it makes of one: hundreds to thousands."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,33 @@ class ParsedRequest:
     """What it says of responses that are kept, in the API that has them."""
     only_loads: bool = False
     """Whether it asks for nothing but that its model is loaded."""
+    keep: float | None = None
+    """For how many seconds its model stays loaded after it, below 0 without end, if it says so."""
+    image_tokens: int = IMAGE_TOKENS
+    """How many tokens its model makes of an image; it is known only when the model is."""
     fingerprint: str = ""
     """Names what the model's answers depend on; it is known only when the model is."""
 
+    begins_alike = False
+    """Whether its prompts differ only at their ends."""
     tasks = (GENERATE,)
     """What models are for that can answer it."""
     cuts = False
 
     @property
+    def unloads(self) -> bool:
+        """Whether it asks for nothing but that its model is unloaded."""
+        return self.only_loads and self.keep == 0
+
+    @property
     def adapter(self) -> str:
         """The name of the adapter that is to answer, "" for the model itself."""
         return str(self.options.get(ADAPTER.name, ""))
+
+    @property
+    def images(self) -> Sequence[str]:
+        """The addresses of the images that it shows; most have the image inside."""
+        return self.options.get(IMAGE_URL.name) or ()
 
     @property
     def called(self) -> str:
@@ -114,14 +130,14 @@ class ParsedRequest:
     @cached_property
     def estimated_tokens(self) -> int:
         """A rough count of the prompt tokens; the model counts them exactly."""
-        images = len(self.options.get(IMAGE_URL.name, ())) * _IMAGE_TOKENS * BYTES_PER_TOKEN
+        images = len(self.prompts) * len(self.images) * self.image_tokens * BYTES_PER_TOKEN
         size = self._prompt_bytes + images
         return size * self.answers_per_prompt // BYTES_PER_TOKEN + 1
 
     @property
     def held_tokens(self) -> int:
         """What it counts as while it waits: images and schemas are in memory as well."""
-        return self.estimated_tokens + self._other_bytes // _HELD_BYTES_PER_TOKEN
+        return self.estimated_tokens + self._other_bytes // HELD_BYTES_PER_TOKEN
 
     @property
     def sent_bytes(self) -> int:
@@ -147,7 +163,7 @@ class ParsedRequest:
     def _other_bytes(self) -> int:
         values = self.options.values()
         texts = [each for value in values for each in (value if type(value) is list else [value])]
-        addresses = sum(map(is_address, self.options.get(IMAGE_URL.name, ())))
+        addresses = sum(map(is_address, self.images))
         # An image is in base64 when it has come.
         come = addresses * FETCHED_BYTES * 4 // 3
         return come + sum(sys.getsizeof(text) for text in texts if isinstance(text, str))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llmserve.client import ModelInfo
 from llmserve.errors import ContextLengthError
 from llmserve.runtime.contract import CLASSIFY, RERANK, TRUNCATE
-from llmserve_gateway.dialects import Dialect, Models, model_for
+from llmserve_gateway.dialects import Dialect, Models
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.keys import Key
 from llmserve_gateway.reply import Reply, RequestRecord
@@ -27,12 +27,8 @@ class ValueDialect(Dialect[ValueRequest]):
     async def settled(self, models: Models, key: Key | None, request: ValueRequest) -> ValueRequest:
         """Return a request with what it leaves to the gateway: whether texts are cut, its model."""
         wanted = models.truncate
-        request = request.with_cut(
-            wanted == "all" or (wanted == "ranking" and RERANK in request.tasks)
-        )
-        if request.model:
-            return request
-        return replace(request, model=await model_for(models, key, request.tasks))
+        cut = wanted == "all" or (wanted == "ranking" and RERANK in request.tasks)
+        return await super().settled(models, key, request.with_cut(cut))
 
     def failure_of(
         self, request: ValueRequest, record: RequestRecord

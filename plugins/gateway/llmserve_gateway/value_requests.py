@@ -77,8 +77,11 @@ class ValueRequest:
     unknown: frozenset[str] = frozenset()
     priority: int | None = None
     """The class that it asks for, None for that of its key."""
+    keep: float | None = None
+    """For how many seconds its model stays loaded after it, below 0 without end, if it says so."""
 
     adapter = ""
+    unloads = False
     answer_count = 1
     answers_per_prompt = 1
     stream = False

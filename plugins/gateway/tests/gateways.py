@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +38,17 @@ run(Settings((Address({url!r}),), Limits({limits})), Listening(port=0, {fields})
 TEXT = {"model": "m", "prompt": "Hi"}
 
 
-def ask(settings: Settings, method: str, path: str, drain: bool = False, **request: Any) -> Any:
+def ask(
+    settings: Settings,
+    method: str,
+    path: str,
+    drain: bool = False,
+    before: Callable[[], None] = lambda: None,
+    **request: Any,
+) -> Any:
     async def go() -> Any:
         app = make_app(settings)
+        before()
         app.state.gateway.admission.draining = drain
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -83,6 +91,12 @@ class SeeingTriton(Triton):
     async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         info = await super().model(name, refresh=refresh)
         return replace(info, inputs={**info.inputs, "messages": ANY, "image_url": ANY})
+
+    async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+        if options.get("prompt_only") and not (prompt or "messages" in options):
+            # It says nothing of itself.
+            return Completion("x", "stop", 0, 0)
+        return await super().generate(name, prompt, **options)
 
 
 def app_before(triton: Any, settings: Settings | None = None) -> Starlette:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,14 +16,16 @@ import pytest
 
 from llmserve.client import Completion, ModelInfo, Piece
 from llmserve.errors import ClientError, ModelNotReadyError
-from llmserve_gateway import background_responses
+from llmserve_gateway import background_responses, kept_events, postgresql_database
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.gateway import Settings
+from llmserve_gateway.kept_items import StoreError
 from llmserve_gateway.keys import new_key
-from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.response_database import DatabaseStore
 from llmserve_gateway.stored_responses import StoredResponse, StoreLimits, new_id
 
 from .gateways import NO_TRITON, Triton, app_before, client_of
+from .keeping import Keeping
 
 Work = Callable[..., Awaitable[None]]
 
@@ -74,12 +75,11 @@ class Model(Triton):
 
 
 class Place:
-    """Gateways in this process that have one folder, and OpenAI's clients of them."""
+    """Gateways in this process that keep responses in one place, and OpenAI's clients of them."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, kept: Keeping, **settings: Any) -> None:
         self.model = Model()
-        self.folder = folder / "kept"
-        self.settings = Settings(NO_TRITON, responses=self.folder, **settings)
+        self.settings = Settings(NO_TRITON, **kept.settings, **settings)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Place:
@@ -119,9 +119,9 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_an_answer_is_asked_for_by_its_id(tmp_path: Path) -> None:
+def test_an_answer_is_asked_for_by_its_id(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             first = await begun(client, metadata={"of": "mine"})
             assert (first.status, first.background, first.output) == ("queued", True, [])
@@ -144,9 +144,9 @@ def test_an_answer_is_asked_for_by_its_id(tmp_path: Path) -> None:
     run(work())
 
 
-def test_what_is_cancelled_is_not_answered(tmp_path: Path) -> None:
+def test_what_is_cancelled_is_not_answered(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             first = await begun(client)
             await until(lambda: place.model.running == 1)
@@ -175,9 +175,9 @@ def test_what_is_cancelled_is_not_answered(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_model_that_fails_is_told_of(tmp_path: Path) -> None:
+def test_a_model_that_fails_is_told_of(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             place.model.gate.set()
             failed = await ended(client, (await begun(client, "break")).id)
@@ -194,41 +194,39 @@ def test_a_model_that_fails_is_told_of(tmp_path: Path) -> None:
      ({"previous_response_id": new_id()}, "previous_response_id")],
 )  # fmt: skip
 def test_what_cannot_be_answered_is_refused_at_once(
-    tmp_path: Path, fields: dict[str, Any], name: str
+    kept: Keeping, fields: dict[str, Any], name: str
 ) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             body = {"model": "m", "input": "Hi", "background": True, **fields}
             with pytest.raises(openai.APIStatusError) as caught:
                 await client.responses.create(**body)
             assert caught.value.param == name
-            database = sqlite3.connect(place.folder / "responses.sqlite3")
-            assert database.execute("SELECT COUNT(*) FROM responses").fetchone() == (0,)
-            database.close()
+            assert kept.rows("SELECT COUNT(*) FROM responses") == [(0,)]
 
     run(work())
 
 
-def test_a_gateway_that_keeps_nothing_has_no_background(tmp_path: Path) -> None:
+def test_a_gateway_that_keeps_nothing_has_no_background(kept: Keeping) -> None:
     async def work() -> None:
         client = client_of(app_before(Model()), "none")
         with pytest.raises(openai.BadRequestError, match="keeps no responses"):
             await begun(client)
-        file = tmp_path / "keys.json"
+        file = kept.folder / "keys.json"
         silent = new_key(file, "silent", stateless=True)
-        async with Place(tmp_path, keys=file) as place:
+        async with Place(kept, keys=file) as place:
             with pytest.raises(openai.BadRequestError, match="this key keeps nothing"):
                 await begun(await place.client(silent))
 
     run(work())
 
 
-def test_a_key_sees_and_cancels_its_own_alone(tmp_path: Path) -> None:
+def test_a_key_sees_and_cancels_its_own_alone(kept: Keeping) -> None:
     async def work() -> None:
-        file = tmp_path / "keys.json"
+        file = kept.folder / "keys.json"
         mine, other = new_key(file, "mine"), new_key(file, "other")
-        async with Place(tmp_path, keys=file) as place:
+        async with Place(kept, keys=file) as place:
             app = await place.gateway()
             first = await begun(client_of(app, mine))
             stranger = client_of(app, other)
@@ -244,11 +242,11 @@ def test_a_key_sees_and_cancels_its_own_alone(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_flood_is_refused_and_takes_nothing_of_others(tmp_path: Path) -> None:
+def test_a_flood_is_refused_and_takes_nothing_of_others(kept: Keeping) -> None:
     async def work() -> None:
-        file = tmp_path / "keys.json"
+        file = kept.folder / "keys.json"
         mine, other = new_key(file, "mine"), new_key(file, "other")
-        async with Place(tmp_path, keys=file, limits=Limits(max_requests=4)) as place:
+        async with Place(kept, keys=file, limits=Limits(max_requests=4)) as place:
             app = await place.gateway()
             client = client_of(app, mine)
             most = StoreLimits().unfinished
@@ -272,10 +270,10 @@ def test_a_flood_is_refused_and_takes_nothing_of_others(tmp_path: Path) -> None:
     run(work())
 
 
-def test_what_waits_in_the_background_leaves_room_for_who_waits(tmp_path: Path) -> None:
+def test_what_waits_in_the_background_leaves_room_for_who_waits(kept: Keeping) -> None:
     async def work() -> None:
         limits = Limits(max_requests=2, max_queue=100, max_queued_tokens=10_000)
-        async with Place(tmp_path, limits=limits) as place:
+        async with Place(kept, limits=limits) as place:
             client = await place.client()
 
             async def flood() -> None:
@@ -292,10 +290,10 @@ def test_what_waits_in_the_background_leaves_room_for_who_waits(tmp_path: Path) 
     run(work())
 
 
-def test_what_finds_the_queue_full_waits_for_its_turn(tmp_path: Path) -> None:
+def test_what_finds_the_queue_full_waits_for_its_turn(kept: Keeping) -> None:
     async def work() -> None:
         limits = Limits(max_requests=1, max_queue=1)
-        async with Place(tmp_path, limits=limits) as place:
+        async with Place(kept, limits=limits) as place:
             client = await place.client()
             ids = [(await begun(client, f"{number}")).id for number in range(4)]
             await until(lambda: place.model.running == 1)
@@ -307,9 +305,9 @@ def test_what_finds_the_queue_full_waits_for_its_turn(tmp_path: Path) -> None:
     run(work())
 
 
-def test_what_waits_too_long_has_failed(tmp_path: Path) -> None:
+def test_what_waits_too_long_has_failed(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path, limits=Limits(max_requests=1), request_timeout=0.2) as place:
+        async with Place(kept, limits=Limits(max_requests=1), request_timeout=0.2) as place:
             client = await place.client()
             ids = [(await begun(client, f"{number}")).id for number in range(2)]
             last = await ended(client, ids[1])
@@ -318,11 +316,11 @@ def test_what_waits_too_long_has_failed(tmp_path: Path) -> None:
     run(work())
 
 
-def test_limits_of_a_key_are_charged_once(tmp_path: Path) -> None:
+def test_limits_of_a_key_are_charged_once(kept: Keeping) -> None:
     async def work() -> None:
-        file = tmp_path / "keys.json"
+        file = kept.folder / "keys.json"
         mine = new_key(file, "mine", requests_per_minute=2)
-        async with Place(tmp_path, keys=file) as place:
+        async with Place(kept, keys=file) as place:
             client = await place.client(mine)
             place.model.gate.set()
             for _ in range(2):
@@ -333,14 +331,14 @@ def test_limits_of_a_key_are_charged_once(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_gateway_that_ends_leaves_nothing_that_hangs(tmp_path: Path) -> None:
+def test_a_gateway_that_ends_leaves_nothing_that_hangs(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             first = await begun(client)
             await until(lambda: place.model.running == 1)
         assert place.model.cancelled == ["Hi"]
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             found = await (await place.client()).responses.retrieve(first.id)
             assert found.error
             assert (found.status, found.error.code) == ("failed", "interrupted")
@@ -351,47 +349,53 @@ def test_a_gateway_that_ends_leaves_nothing_that_hangs(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys
 from pathlib import Path
-from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.response_stores import open_store
 from llmserve_gateway.stored_responses import StoredResponse
-store = SqliteStore(Path(sys.argv[1]))
-response = {"id": sys.argv[2], "status": "queued", "background": True, "output": []}
-assert store.begin(StoredResponse(sys.argv[2], "everyone", [], response))
+folder, database, id = sys.argv[1:]
+store = open_store(Path(folder), database)
+response = {"id": id, "status": "queued", "background": True, "output": []}
+assert store.begin(StoredResponse(id, "everyone", [], response))
 print("begun", flush=True)
 sys.stdin.readline()
 os.kill(os.getpid(), 9)
 """
 
 
-def test_of_a_gateway_that_was_killed_another_says_so(tmp_path: Path) -> None:
+def test_of_a_gateway_that_was_killed_another_says_so(
+    kept: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql_database, "_GONE_SECONDS", 0.0)
     id = new_id()
-    command = [sys.executable, "-c", _KILLED, str(tmp_path / "kept"), id]
+    command = [sys.executable, "-c", _KILLED, str(kept.folder / "kept"), kept.database, id]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as other:
         assert other.stdin
         assert other.stdout
         assert other.stdout.readline() == "begun\n"
-        store = SqliteStore(tmp_path / "kept")
+        store = kept.open()
         living = store.get("everyone", id)
         assert living
         assert living.status == "queued"
         other.stdin.write("\n")
         other.stdin.flush()
         assert other.wait() == -9
-        dead = store.get("everyone", id)
+        # Of a connection, its end comes a moment later.
+        while (dead := store.get("everyone", id)) and dead.is_unfinished:
+            time.sleep(0.01)
     assert dead
     assert (dead.status, dead.response["error"]["code"]) == ("failed", "interrupted")
     store.close()
     # Nothing is left of either but the database.
-    SqliteStore(tmp_path / "kept").close()
-    assert not [*(tmp_path / "kept").glob("gateway-*")]
+    kept.open().close()
+    assert not [*kept.folder.glob("kept/gateway-*")]
 
 
 def test_a_gateway_ends_what_another_cancels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_responses, "_PERIOD", 0.05)
 
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             one, two = await place.client(), await place.client()
             ids = [(await begun(one, text)).id for text in ("a", "b", "c")]
             await until(lambda: place.model.running == 3)
@@ -406,22 +410,22 @@ def test_a_gateway_ends_what_another_cancels(
 
 
 def test_an_answer_that_cannot_be_kept_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_responses, "_PERIOD", 0.05)
     is_full = False
-    update = SqliteStore.update
+    update = DatabaseStore.update
 
-    def write(store: SqliteStore, stored: StoredResponse) -> bool:
+    def write(store: DatabaseStore, stored: StoredResponse) -> bool:
         if is_full:
-            raise sqlite3.OperationalError("database or disk is full")
+            raise StoreError("database or disk is full")
         return update(store, stored)
 
-    monkeypatch.setattr(SqliteStore, "update", write)
+    monkeypatch.setattr(DatabaseStore, "update", write)
 
     async def work() -> None:
         nonlocal is_full
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             first = await begun(client)
             await until(lambda: place.model.running == 1)
@@ -436,8 +440,8 @@ def test_an_answer_that_cannot_be_kept_has_failed(
     run(work())
 
 
-def test_what_is_being_answered_is_not_removed_for_place(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kept", StoreLimits(bytes_per_key=10_000, unfinished=2))
+def test_what_is_being_answered_is_not_removed_for_place(kept: Keeping) -> None:
+    store = kept.open(StoreLimits(bytes_per_key=10_000, unfinished=2))
     response = {"status": "queued", "background": True, "output": []}
     waiting = [StoredResponse(new_id(), "a", [{"content": "x"}], response) for _ in range(3)]
     assert [store.begin(each) for each in waiting] == [True, True, False]
@@ -453,12 +457,10 @@ def test_what_is_being_answered_is_not_removed_for_place(tmp_path: Path) -> None
     full = StoredResponse(large.id, "a", large.input, {**large.response, "more": "x" * 9_900})
     assert store.update(full)
     assert not store.update(waiting[0].ended("cancelled"))
-    database = sqlite3.connect(tmp_path / "kept" / "responses.sqlite3")
-    ((size, counted),) = database.execute(
-        "SELECT SUM(responses.size), sizes.size FROM responses JOIN sizes USING (owner) "
+    ((size, counted),) = kept.rows(
+        "SELECT SUM(responses.size), MAX(sizes.size) FROM responses JOIN sizes USING (owner) "
         "WHERE owner = 'a'"
-    ).fetchall()
-    database.close()
+    )
     assert size == counted
     assert size < 20_000
     store.close()
@@ -501,9 +503,9 @@ class Reader:
         await self.answering
 
 
-def test_a_stream_begins_before_the_model_and_its_numbers_have_no_gap(tmp_path: Path) -> None:
+def test_a_stream_begins_before_the_model_and_its_numbers_have_no_gap(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path, limits=Limits(max_requests=1)) as place:
+        async with Place(kept, limits=Limits(max_requests=1)) as place:
             app = await place.gateway()
             reader = Reader(app)
             await until(lambda: place.model.running == 1)
@@ -520,15 +522,15 @@ def test_a_stream_begins_before_the_model_and_its_numbers_have_no_gap(tmp_path: 
                 numbers = [event["sequence_number"] for event in each.events]
                 assert numbers == [*range(len(numbers))]
                 (id,) = {event["response"]["id"] for event in each.events if "response" in event}
-                kept = await client_of(app, "none").responses.retrieve(id)
-                assert kept.to_dict() == each.events[-1]["response"]
+                found = await client_of(app, "none").responses.retrieve(id)
+                assert found.to_dict() == each.events[-1]["response"]
 
     run(work())
 
 
-def test_a_stream_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
+def test_a_stream_goes_on_when_its_client_leaves(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             app = await place.gateway()
             reader = Reader(app)
             await until(lambda: place.model.running == 1)
@@ -544,9 +546,9 @@ def test_a_stream_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_stream_that_is_cancelled_ends(tmp_path: Path) -> None:
+def test_a_stream_that_is_cancelled_ends(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             app = await place.gateway()
             reader = Reader(app)
             await until(lambda: place.model.running == 1)
@@ -560,12 +562,147 @@ def test_a_stream_that_is_cancelled_ends(tmp_path: Path) -> None:
     run(work())
 
 
-def test_openais_client_reads_such_a_stream(tmp_path: Path) -> None:
+def test_openais_client_reads_such_a_stream(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             place.model.gate.set()
             events = [event.type async for event in await begun(await place.client(), stream=True)]
             assert events[:2] == ["response.created", "response.queued"]
             assert events[-1] == "response.completed"
 
     run(work())
+
+
+# Streams that are read again
+
+
+async def again(client: openai.AsyncOpenAI, id: str, **query: Any) -> list[Any]:
+    stream: Any = await client.responses.retrieve(id, stream=True, **query)
+    return [event async for event in stream]
+
+
+def test_a_stream_is_read_again_from_any_event(kept: Keeping) -> None:
+    async def work() -> None:
+        async with Place(kept) as place:
+            place.model.gate.set()
+            client, other = await place.client(), await place.client()
+            first = [event async for event in await begun(client, stream=True)]
+            id = first[0].response.id
+            for reader in (client, other):
+                for after in range(-1, len(first) - 1):
+                    query = {} if after < 0 else {"starting_after": after}
+                    found = await again(reader, id, **query)
+                    assert found == first[after + 1 :]
+
+    run(work())
+
+
+def test_a_stream_that_goes_on_is_read_at_another_gateway(kept: Keeping) -> None:
+    async def work() -> None:
+        async with Place(kept) as place:
+            app, other = await place.gateway(), await place.client()
+            reader = Reader(app)
+            await until(lambda: "output_text.delta" in reader.kinds)
+            await reader.leave()
+            seen = reader.events
+            rest = asyncio.ensure_future(
+                again(other, seen[0]["response"]["id"], starting_after=seen[-1]["sequence_number"])
+            )
+            await asyncio.sleep(0.1)
+            assert not rest.done()
+            place.model.gate.set()
+            numbers = [event.sequence_number for event in await rest]
+            first = seen[-1]["sequence_number"] + 1
+            assert numbers == [*range(first, first + len(numbers))]
+            (final,) = [event for event in await rest if event.type == "response.completed"]
+            assert final.response.output_text == "to it"
+
+    run(work())
+
+
+def test_the_end_of_a_stream_is_told_if_nothing_else_is_kept(
+    kept: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_events, "_END_SECONDS", 0.0)
+
+    async def work() -> None:
+        async with Place(kept) as place:
+            client = await place.client()
+            waits = await begun(client)
+            cut = asyncio.ensure_future(again(client, waits.id, starting_after=7))
+            await until(lambda: place.model.running == 1)
+            await client.responses.cancel(waits.id)
+            (event,) = await cut
+            assert (event.type, event.code, event.sequence_number) == ("error", "cancelled", 8)
+            place.model.gate.set()
+            done = await ended(client, (await begun(client)).id)
+            (event,) = await again(client, done.id)
+            assert (event.type, event.response) == ("response.completed", done)
+            failed = await ended(client, (await begun(client, "break")).id)
+            (event,) = await again(client, failed.id)
+            assert (event.type, event.response.error.code) == ("response.failed", "model_died")
+
+    run(work())
+
+
+def test_what_cannot_be_read_again_is_refused(
+    kept: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_events, "_MOST_READERS", 2)
+
+    async def work() -> None:
+        file = kept.folder / "keys.json"
+        mine, other = new_key(file, "mine"), new_key(file, "other")
+        async with Place(kept, keys=file) as place:
+            app = await place.gateway()
+            client = client_of(app, mine)
+            id = (await begun(client)).id
+            with pytest.raises(openai.NotFoundError):
+                await again(client_of(app, other), id)
+            for after in ("x", "-1", "9" * 30, "²"):
+                query: Any = {"stream": "true", "starting_after": after}
+                with pytest.raises(openai.BadRequestError, match="number of an event"):
+                    await client.get(f"/responses/{id}", cast_to=object, options={"params": query})
+            readers = [asyncio.ensure_future(again(client, id)) for _ in range(2)]
+            # Each of them has its turn first.
+            await asyncio.sleep(0.2)
+            with pytest.raises(openai.RateLimitError, match="streams already"):
+                await again(client, id)
+            await client.responses.delete(id)
+            for found in await asyncio.gather(*readers):
+                assert found[-1].type == "error"
+            place.model.gate.set()
+            said = await client.responses.create(model="m", input="Hi")
+            with pytest.raises(openai.BadRequestError, match="background"):
+                await again(client, said.id)
+
+    run(work())
+
+
+def test_what_is_kept_of_a_stream_counts_and_goes_with_it(
+    kept: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = kept.open()
+    response = {"status": "queued", "background": True, "output": []}
+    one, two = (StoredResponse(new_id(), "a", [], response) for _ in range(2))
+    for each in (one, two):
+        assert store.begin(each)
+        store.add_events(each, 1, b"first")
+        store.add_events(each, 3, b"second \xff")
+    assert store.events("a", one.id, -1) == [b"first", b"second \xff"]
+    assert store.events("a", one.id, 1) == [b"second \xff"]
+    assert store.events("b", one.id, -1) == []
+    assert store.update(one.ended("completed"))
+    counted = "SELECT SUM(responses.size), MAX(sizes.size) FROM responses, sizes"
+    ((size, of_owner),) = kept.rows(counted)
+    assert size == of_owner > 2 * len(b"firstsecond  ")
+    assert store.remove("a", two.id)
+    store.add_events(two, 4, b"late")
+    assert kept.rows("SELECT COUNT(*) FROM events") == [(2,)]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3601)
+    store.add_events(one, 5, b"third")
+    assert store.events("a", one.id, -1) == [b"third"]
+    ((size, of_owner),) = kept.rows(counted)
+    assert size == of_owner
+    store.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,11 +11,11 @@ import pytest
 
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.keys import change_key, new_key
-from llmserve_gateway.response_database import SqliteStore
 from llmserve_gateway.stored_conversations import PageQuery, StoredConversation, items_of
 from llmserve_gateway.stored_responses import StoredResponse, StoreLimits, new_id
 
 from .gateways import app_before, client_of
+from .keeping import Keeping
 from .test_gateway_background_responses import Model, Place, begun, ended, run, until
 
 ASKED: Any = {"model": "m", "input": "Hi"}
@@ -32,9 +30,9 @@ async def listed(client: openai.AsyncOpenAI, id: str, **query: Any) -> list[Any]
     return [item async for item in client.conversations.items.list(id, order="asc", **query)]
 
 
-def test_a_conversation_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_conversation_is_gone_on_with(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             place.model.gate.set()
             begun = await client.conversations.create(metadata={"of": "ann"}, items=[FIRST])
@@ -59,9 +57,9 @@ def test_a_conversation_is_gone_on_with(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_conversation_is_read_changed_and_deleted(tmp_path: Path) -> None:
+def test_a_conversation_is_read_changed_and_deleted(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             id = (await client.conversations.create()).id
             changed = await client.conversations.update(id, metadata={"a": "b"})
@@ -98,9 +96,9 @@ def test_a_conversation_is_read_changed_and_deleted(tmp_path: Path) -> None:
     run(work())
 
 
-def test_only_what_is_answered_is_added(tmp_path: Path) -> None:
+def test_only_what_is_answered_is_added(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             id = (await client.conversations.create()).id
             waits = await begun(client, "one", conversation=id)
@@ -132,11 +130,9 @@ def test_only_what_is_answered_is_added(tmp_path: Path) -> None:
      ({"conversation": "conv_1", "store": False}, "store"),
      ({"conversation": 7}, "conversation"), ({"conversation": {}}, "conversation")],
 )  # fmt: skip
-def test_what_contradicts_itself_is_refused(
-    tmp_path: Path, body: dict[str, Any], name: str
-) -> None:
+def test_what_contradicts_itself_is_refused(kept: Keeping, body: dict[str, Any], name: str) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.responses.create(**{**ASKED, **body})
@@ -152,9 +148,9 @@ def test_what_contradicts_itself_is_refused(
      {"metadata": {"a": 1}}, {"metadata": {"a": "x" * 513}}, {"metadata": {"x" * 65: "a"}},
      {"metadata": {str(number): "" for number in range(17)}}],
 )  # fmt: skip
-def test_what_cannot_be_kept_is_refused(tmp_path: Path, body: Any) -> None:
+def test_what_cannot_be_kept_is_refused(kept: Keeping, body: Any) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             client = await place.client()
             with pytest.raises(openai.BadRequestError):
                 await client.conversations.create(**body)
@@ -162,12 +158,12 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, body: Any) -> None:
     run(work())
 
 
-def test_conversations_are_of_their_key_alone(tmp_path: Path) -> None:
+def test_conversations_are_of_their_key_alone(kept: Keeping) -> None:
     async def work() -> None:
-        file = tmp_path / "keys.json"
+        file = kept.folder / "keys.json"
         mine, other = new_key(file, "mine"), new_key(file, "other")
         silent = new_key(file, "silent", stateless=True)
-        async with Place(tmp_path, keys=file) as place:
+        async with Place(kept, keys=file) as place:
             app = await place.gateway()
             place.model.gate.set()
             client, stranger = client_of(app, mine), client_of(app, other)
@@ -229,45 +225,42 @@ def said(text: str) -> list[Any]:
     return items_of([{"role": "user", "content": text}])
 
 
-def is_counted_rightly(folder: Path) -> bool:
-    database = sqlite3.connect(folder / "responses.sqlite3")
-    query = """SELECT owner, size, (SELECT COALESCE(SUM(size), 0) FROM responses
+def is_counted_rightly(kept: Keeping) -> bool:
+    rows = kept.rows("""SELECT owner, size, (SELECT COALESCE(SUM(size), 0) FROM responses
         WHERE owner = sizes.owner) + (SELECT COALESCE(SUM(size), 0) FROM conversations
-        WHERE owner = sizes.owner) FROM sizes"""
-    rows = database.execute(query).fetchall()
-    ((orphans,),) = database.execute(
+        WHERE owner = sizes.owner) FROM sizes""")
+    ((orphans,),) = kept.rows(
         "SELECT COUNT(*) FROM items WHERE conversation NOT IN (SELECT id FROM conversations)"
-    ).fetchall()
-    database.close()
+    )
     return bool(rows) and all(size == sum_ for _, size, sum_ in rows) and not orphans
 
 
-def test_a_flood_removes_the_oldest_of_its_key_alone(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kept", StoreLimits(bytes_per_key=20_000))
-    kept = store.conversations
+def test_a_flood_removes_the_oldest_of_its_key_alone(kept: Keeping) -> None:
+    store = kept.open(StoreLimits(bytes_per_key=20_000))
+    talks = store.conversations
     theirs = conversation("b")
-    kept.add(theirs, said("theirs"))
+    talks.add(theirs, said("theirs"))
     response = StoredResponse(new_id(), "a", [], {"status": "completed", "output": []})
     store.add(response)
     flood = [conversation() for _ in range(30)]
     for each in flood:
-        kept.add(each, said("x" * 1000))
+        talks.add(each, said("x" * 1000))
         # The first is used again and again.
-        kept.append("a", flood[0].id, said("y"))
-    left = [each for each in flood if kept.get("a", each.id)]
+        talks.append("a", flood[0].id, said("y"))
+    left = [each for each in flood if talks.get("a", each.id)]
     assert left[0] == flood[0]
     assert left[1:] == flood[-len(left) + 1 :]
     assert store.get("a", response.id) is None
-    assert kept.get("b", theirs.id) == theirs
-    assert is_counted_rightly(tmp_path / "kept")
-    assert kept.remove("a", flood[0].id)
-    assert is_counted_rightly(tmp_path / "kept")
+    assert talks.get("b", theirs.id) == theirs
+    assert is_counted_rightly(kept)
+    assert talks.remove("a", flood[0].id)
+    assert is_counted_rightly(kept)
     store.close()
 
 
 @pytest.mark.parametrize("limits", [StoreLimits(conversation=5_000), StoreLimits(turns=4)])
-def test_a_conversation_has_an_end(tmp_path: Path, limits: StoreLimits) -> None:
-    store = SqliteStore(tmp_path / "kept", limits)
+def test_a_conversation_has_an_end(kept: Keeping, limits: StoreLimits) -> None:
+    store = kept.open(limits)
     long = conversation()
     store.conversations.add(long, said("x" * 1000))
     for _ in range(3):
@@ -278,12 +271,12 @@ def test_a_conversation_has_an_end(tmp_path: Path, limits: StoreLimits) -> None:
     page = store.conversations.page("a", long.id, PageQuery(100, None, is_descending=False))
     assert page
     assert len(page.items) == 4
-    assert is_counted_rightly(tmp_path / "kept")
+    assert is_counted_rightly(kept)
     store.close()
 
 
-def test_what_is_too_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SqliteStore(tmp_path / "kept", StoreLimits(age=60))
+def test_what_is_too_old_is_gone(kept: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kept.open(StoreLimits(age=60))
     old, used, now = conversation(), conversation(), time.time()
     for each in (old, used):
         store.conversations.add(each, said("an old secret"))
@@ -294,16 +287,14 @@ def test_what_is_too_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not store.conversations.append("a", old.id, said("more"))
     assert store.conversations.items("a", used.id)
     store.conversations.add(conversation(), [])
-    assert is_counted_rightly(tmp_path / "kept")
+    assert is_counted_rightly(kept)
     store.close()
-    database = sqlite3.connect(tmp_path / "kept" / "responses.sqlite3")
-    assert database.execute("SELECT COUNT(*) FROM conversations").fetchone() == (2,)
-    database.close()
+    assert kept.rows("SELECT COUNT(*) FROM conversations") == [(2,)]
 
 
-def test_several_clients_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_several_clients_at_once_lose_nothing(kept: Keeping) -> None:
     async def work() -> None:
-        async with Place(tmp_path) as place:
+        async with Place(kept) as place:
             place.model.gate.set()
             one, two = await place.client(), await place.client()
             id = (await one.conversations.create()).id

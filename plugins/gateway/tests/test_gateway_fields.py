@@ -34,7 +34,7 @@ SMALLEST: Mapping[str, Any] = {
     "purpose": "batch", "input_file_id": "x", "endpoint": BATCH_ENDPOINTS[0],
     "completion_window": "1h", "text_1": "a", "text_2": "a", "lora_name": "a",
     "lora_path": "a", "metadata": {"a": "b"}, "items": HI,
-    "input_prefix": "a", "input_suffix": "",
+    "input_prefix": "a", "input_suffix": "", "state": "a", "questions": {"q": {"type": "noul"}},
 }  # fmt: skip
 BODIES = [(row, body) for row in ENDPOINTS for body in row.bodies]
 READERS = [(row, body) for row in ASKED for body in row.bodies]
@@ -115,6 +115,7 @@ def test_any_value_of_a_field_is_read_or_refused_by_name(case: tuple[int, str], 
 LOOSE = {
     "messages", "input", "system", "tools", "tool_choice", "thinking", "text", "output_config",
     "response_format", "output_format", "output_expires_after", "expires_after",
+    "questions",
 }  # fmt: skip
 
 

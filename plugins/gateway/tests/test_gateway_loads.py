@@ -562,3 +562,66 @@ def test_a_response_in_the_background_loads_its_model(tmp_path: Path) -> None:
             await gateway.close()
 
     asyncio.run(go())
+
+
+# How long models are kept, as Ollama's clients say it
+
+
+async def turn(client: httpx.AsyncClient, model: str, key: str = "", **more: Any) -> Any:
+    body = {"model": model, "stream": False, **CHAT, **more}
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return await client.post("/api/chat", json=body, headers=headers)
+
+
+def test_a_model_is_unloaded_when_its_last_request_says_so(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a", "b", max_loaded=2)
+        async with front(serve, tmp_path) as (client, _):
+            assert (await turn(client, "a", keep_alive=-1)).status_code == 200
+            assert (await turn(client, "b", keep_alive=0)).status_code == 200
+            await until(lambda: serve.loaded == {"a"})
+            # Who is still answered has it to its end.
+            waits = asyncio.ensure_future(
+                client.post("/v1/completions", json={"model": "a", "prompt": "wait"})
+            )
+            await until(lambda: serve.triton.running == 1)
+            assert (await turn(client, "a", keep_alive="0s")).status_code == 200
+            assert serve.loaded == {"a"}
+            serve.triton.go_on.set()
+            assert (await waits).status_code == 200
+            await until(lambda: not serve.loaded)
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_request_without_a_turn_unloads_a_model(tmp_path: Path) -> None:
+    async def go() -> None:
+        serve = Serve("a")
+        async with front(serve, tmp_path) as (client, _):
+            for model, status in (("a", 200), ("none", 404)):
+                # Nothing is loaded for it.
+                answer = await turn(client, model, messages=[], keep_alive=0)
+                assert answer.status_code == status, answer.text
+            assert serve.history == []
+            assert (await turn(client, "a", messages=[])).json()["done_reason"] == "load"
+            answer = await turn(client, "a", messages=[], keep_alive=0)
+            assert answer.json()["done_reason"] == "unload"
+            await until(lambda: serve.history == ["+a", "-a"])
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_key_that_may_not_unload_models_keeps_and_unloads_none(tmp_path: Path) -> None:
+    async def go() -> None:
+        file = tmp_path / "keys.json"
+        user, operator = new_key(file, "user"), new_key(file, "operator", operator=True)
+        serve = Serve("a")
+        async with front(serve, tmp_path, keys=file) as (client, _):
+            assert (await turn(client, "a", user, keep_alive=0)).status_code == 200
+            refused = await turn(client, "a", user, messages=[], keep_alive=0)
+            assert (refused.status_code, serve.loaded) == (403, {"a"})
+            assert "--operator" in refused.json()["error"]
+            assert (await turn(client, "a", operator, keep_alive=0)).status_code == 200
+            await until(lambda: not serve.loaded)
+
+    asyncio.run(asyncio.wait_for(go(), 20))

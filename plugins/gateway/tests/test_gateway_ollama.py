@@ -197,7 +197,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("/api/chat", {"think": "hard"}, "think must be true, false, high"),
     ("/api/chat", {"think": True}, "think: 'm' does not think"),
     ("/api/chat", {"keep_alive": "soon"}, "keep_alive must be seconds"),
-    ("/api/chat", {"keep_alive": 0, "messages": []}, "POST /models/unload"),
+    ("/api/chat", {"keep_alive": "1.2.3s"}, "keep_alive must be seconds"),
+    ("/api/chat", {"keep_alive": 1e300}, "keep_alive must be seconds"),
+    ("/api/chat", {"keep_alive": 0, "messages": []}, "keeps its models loaded"),
     ("/api/chat", {"stream": "no"}, "stream must be true or false"),
     ("/api/chat", {"messages": "Hi"}, "messages must be a list"),
     ("/api/chat", {"messages": [{"role": "poet", "content": "Hi"}]}, "messages[0].role"),
@@ -260,6 +262,17 @@ def test_a_request_without_a_turn_only_has_the_model_loaded(sent: Any) -> None:
         assert (answer.json()["done"], answer.json()["done_reason"]) == (True, "load")
         assert name in answer.json()
         assert not triton.requests
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(0, 0), ("0", 0), ("0s", 0), (-1, -1), ("-1m", -60), ("5m", 300), ("1h30m", 5400), (2.5, 2.5),
+     ("1500ms", 1.5), ("300", 300)],
+)  # fmt: skip
+def test_how_long_a_model_is_kept_is_read_as_ollama_does(given: Any, seconds: float) -> None:
+    assert read_chat({**CHAT, "keep_alive": given}).keep == seconds
+    assert read_chat({**CHAT, "messages": [], "keep_alive": given}).unloads == (seconds == 0)
+    assert read_chat(CHAT).keep is None
 
 
 def test_images_reach_the_model_in_turns_and_prompts() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from llmserve.errors import UsageError
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from llmserve_gateway.response_database import SqliteStore
 from llmserve_gateway.stored_responses import StoredResponse, StoreLimits, new_id
 
 from .gateways import NO_TRITON, Triton
+from .keeping import Keeping
 
 ASKED: Any = {"model": "m", "input": "Hi"}
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
@@ -43,9 +42,9 @@ class Model(Triton):
 class Talk:
     """A gateway that keeps responses, and starts again for each request."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, kept: Keeping, **settings: Any) -> None:
         self.triton = Model()
-        self._settings = Settings(NO_TRITON, responses=folder, **settings)
+        self._settings = Settings(NO_TRITON, **kept.settings, **settings)
 
     def __call__(
         self, method: str, path: str, key: str = "", ids: Any = None, **request: Any
@@ -73,8 +72,8 @@ class Talk:
 
 
 @pytest.fixture
-def talk(tmp_path: Path) -> Talk:
-    return Talk(tmp_path / "kept")
+def talk(kept: Keeping) -> Talk:
+    return Talk(kept)
 
 
 def final_of(answer: Any) -> dict[str, Any]:
@@ -148,20 +147,18 @@ def test_a_reference_is_to_an_item_of_an_earlier_answer(talk: Talk) -> None:
         assert answer.status_code == 404, id
 
 
-def test_a_request_that_stores_nothing_leaves_nothing(talk: Talk, tmp_path: Path) -> None:
+def test_a_request_that_stores_nothing_leaves_nothing(talk: Talk, kept: Keeping) -> None:
     said = talk.say(store=False)
     assert said["store"] is False
     assert talk("GET", f"/v1/responses/{said['id']}").status_code == 404
-    database = sqlite3.connect(tmp_path / "kept" / "responses.sqlite3")
-    assert database.execute("SELECT COUNT(*) FROM responses").fetchone() == (0,)
-    database.close()
+    assert kept.rows("SELECT COUNT(*) FROM responses") == [(0,)]
 
 
-def test_a_key_sees_its_own_alone(tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
+def test_a_key_sees_its_own_alone(kept: Keeping) -> None:
+    file = kept.folder / "keys.json"
     mine, other = new_key(file, "mine"), new_key(file, "other")
     silent = new_key(file, "silent", stateless=True)
-    talk = Talk(tmp_path / "kept", keys=file)
+    talk = Talk(kept, keys=file)
     said = talk.say(mine)
     (item,) = said["output"]
     path = f"/v1/responses/{said['id']}"
@@ -218,7 +215,8 @@ def stored(owner: str = "a", text: str = "x", previous: str | None = None) -> St
 
 
 def test_the_folder_is_nobody_elses(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kept")
+    kept = Keeping(tmp_path)
+    store = kept.open()
     store.add(stored())
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
     files = list((tmp_path / "kept").iterdir())
@@ -227,19 +225,19 @@ def test_the_folder_is_nobody_elses(tmp_path: Path) -> None:
     store.close()
     (tmp_path / "kept").chmod(0o755)
     with pytest.raises(UsageError, match="other users may read"):
-        SqliteStore(tmp_path / "kept")
+        kept.open()
 
 
-def test_the_oldest_of_a_key_make_place_and_no_others(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kept", StoreLimits(bytes_per_key=10_000))
+def test_the_oldest_of_a_key_make_place_and_no_others(kept: Keeping) -> None:
+    store = kept.open(StoreLimits(bytes_per_key=10_000))
     others = stored("b")
     store.add(others)
     flood = [stored("a", "x" * 1000) for _ in range(30)]
     for each in flood:
         store.add(each)
-    kept = [each for each in flood if store.get("a", each.id)]
-    assert kept == flood[-len(kept) :]
-    assert 5 < len(kept) < 10
+    left = [each for each in flood if store.get("a", each.id)]
+    assert left == flood[-len(left) :]
+    assert 5 < len(left) < 10
     assert store.get("b", others.id) == others
     large = stored("a", "x" * 20_000)
     store.add(large)
@@ -247,24 +245,26 @@ def test_the_oldest_of_a_key_make_place_and_no_others(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_is_too_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SqliteStore(tmp_path / "kept", StoreLimits(age=60))
+def test_what_is_too_old_is_gone(kept: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kept.open(StoreLimits(age=60))
     old, now = stored(text="an old secret"), time.time()
     store.add(old)
     monkeypatch.setattr(time, "time", lambda: now + 61)
     assert store.get("a", old.id) is None
     store.add(stored())
     store.close()
-    assert b"an old secret" not in (tmp_path / "kept" / "responses.sqlite3").read_bytes()
+    assert kept.rows("SELECT COUNT(*) FROM responses") == [(1,)]
+    if not kept.database:
+        assert b"an old secret" not in (kept.folder / "kept" / "responses.sqlite3").read_bytes()
 
 
-def test_what_was_added_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_what_was_added_is_there_after_a_kill(kept: Keeping) -> None:
     script = f"""
 import os, sys
 from pathlib import Path
-from llmserve_gateway.response_database import SqliteStore
+from llmserve_gateway.response_stores import open_store
 from llmserve_gateway.stored_responses import StoredResponse
-store = SqliteStore(Path({str(tmp_path / "kept")!r}))
+store = open_store(Path({str(kept.folder / "kept")!r}), {kept.database!r})
 for number in range(20):
     id = f"resp_{{number:048x}}"
     store.add(StoredResponse(id, "a", [], {{"id": id, "output": []}}))
@@ -273,13 +273,13 @@ os.kill(os.getpid(), 9)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.stdout == "added\n", ended.stderr
-    store = SqliteStore(tmp_path / "kept")
+    store = kept.open()
     assert all(store.get("a", f"resp_{number:048x}") for number in range(20))
     store.close()
 
 
-def test_two_gateways_share_a_database(tmp_path: Path) -> None:
-    first, second = (SqliteStore(tmp_path / "kept") for _ in range(2))
+def test_two_gateways_share_a_database(kept: Keeping) -> None:
+    first, second = (kept.open() for _ in range(2))
     for store, other in ((first, second), (second, first)):
         each = stored()
         store.add(each)

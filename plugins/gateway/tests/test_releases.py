@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from llmserve.client import Completion, Logprob, ModelInfo, Piece
+from llmserve.client import Completion, Logprob, ModelInfo, Piece, ToolCall, Tools
 from llmserve.errors import ConfigError, ModelDiedError, UsageError
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.batches.asking import Asking
@@ -489,6 +490,50 @@ def test_what_is_wrong_with_an_answer(
     answer: Completion, options: Mapping[str, Any], wrong: str
 ) -> None:
     assert what_is_wrong(answer, options) == wrong
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": name, "parameters": {"type": "object", "properties": {}, **parameters}}
+
+
+def call(name: str, arguments: str = "{}") -> ToolCall:
+    return ToolCall(0, arguments, "id", name)
+
+
+LOOK_UP = tool("look_up", properties={"city": {"type": "string"}}, required=["city"])
+RIGHT = call("look_up", GOOD)
+
+
+@pytest.mark.parametrize(
+    ("calls", "asked", "wrong"),
+    [
+        ([RIGHT], {}, ""),
+        ([RIGHT, RIGHT], {}, ""),
+        ([call("look_up", "[1]")], {}, "the arguments of 'look_up' are no JSON object"),
+        ([call("look_up", "{}")], {}, "the arguments of 'look_up' are not as its schema says"),
+        ([call("look_up", '{"city": 1}')], {},
+         "the arguments of 'look_up' are not as its schema says"),
+        ([call("other")], {}, ""),
+        ([call("third")], {}, "it calls 'third', which is no tool of its request"),
+        ([call("other")], {"named": "look_up"},
+         "it calls 'other', which is no tool of its request"),
+        ([], {}, ""),
+        ([], {"choice": "required"}, "it calls no tool, and its request says that it must"),
+        ([RIGHT, RIGHT], {"parallel": False},
+         "it has several calls, and its request allows one"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_calls_of_tools(
+    calls: list[ToolCall], asked: dict[str, Any], wrong: str
+) -> None:
+    tools = Tools((LOOK_UP, tool("other")), **asked)
+    answer = Completion("" if calls else "Hm.", "tool_calls", tool_calls=tuple(calls))
+    assert what_is_wrong(answer, {}, tools) == wrong
+    assert what_is_wrong(replace(answer, finish_reason="length"), {}, tools) == ""
+    options, right = {"temperature": 0}, Completion("", "tool_calls", tool_calls=(RIGHT,))
+    found = compare(options, Heard([right]), Heard([answer]), 1.0, greedy=False, tools=tools)
+    assert found.failed["answers"] == (bool(wrong), False)
+    assert wrong in "".join(found.said)
 
 
 @pytest.mark.parametrize(

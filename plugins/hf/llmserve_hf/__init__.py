@@ -18,6 +18,7 @@ from llmserve.plugin import (
     Value,
     contract,
     hookimpl,
+    is_for_text,
     place_adapters,
     place_causal_model,
     place_needs,
@@ -72,7 +73,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
-    if sees_images(context.source):
+    if sees_images(context.source) and not is_for_text(context):
         settings = _place_seeing(context)
     else:
         settings = place_causal_model(context)

@@ -41,9 +41,10 @@ class TransformersGenerator:
         from llmserve.runtime import LoraProducts, speed_up
 
         self._model = causal.load(settings, folder)
-        # Requests call it.
-        self.read_images = ImageProcessor(settings, folder).read
         self.context_length = causal.context_length(self._model)
+        # Requests call them.
+        images = ImageProcessor(settings, folder, context_length=self.context_length)
+        self.read_images, self.about_images = images.read, images.about
         self.eos_ids = causal.eos_ids(self._model)
         config = self._model.config.get_text_config()
         self.is_alone = config.model_type in _ALONE

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import llmserve
 from llmserve.errors import ModelSourceError, OptionError
-from llmserve.runtime import BatchDriver, TransformersTokenizer
+from llmserve.runtime import BatchDriver, ImageProcessor, RequestError, TransformersTokenizer
 from llmserve.testing import FakeRequest, make_parts, read_config
-from llmserve.testing.tiny_seeing import FAMILIES, data_url, picture, save_seeing
+from llmserve.testing.tiny_seeing import FAMILIES, Seeing, data_url, picture, save_seeing
 from llmserve_hf.generator import TransformersGenerator
 
 LENGTH = 10
@@ -49,6 +51,10 @@ def built(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def driver(built: Built) -> BatchDriver:
+    return started(built)
+
+
+def started(built: Built) -> BatchDriver:
     generator = TransformersGenerator(built.settings("generator"), built.folder)
     tokenizer = TransformersTokenizer(built.settings("tokenizer"), built.folder)
     inputs = built.result.manifest.contract["inputs"]
@@ -79,7 +85,7 @@ def ask(count: int, **options: Any) -> FakeRequest:
 
 def expected(built: Built, count: int) -> tuple[str, int]:
     """Return what transformers answers, and how many tokens its processor makes of the prompt."""
-    processor = transformers.AutoProcessor.from_pretrained(built.source)
+    processor = Seeing(built.source).processor
     model = transformers.AutoModelForImageTextToText.from_pretrained(built.source).eval()
     messages, images = conversation(count)
     whole = [
@@ -170,6 +176,76 @@ def test_more_than_the_context_holds_is_refused_by_its_count(driver: BatchDriver
     assert "tokens are over the model's context of 512" in request.failure.words
 
 
+def test_images_wait_for_those_that_take_the_memory(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until nobody has what was made of them, nor a part of it."""
+    monkeypatch.setattr("llmserve.runtime.torch.image_processor._MOST_HELD", 1)
+    settings = built.result.manifest.components["generator"]["settings"]
+    processor = ImageProcessor(settings, Path(built.result.folder, "1"))
+    urls = [data_url(picture(1)), data_url(picture(2))]
+    first = processor.read("<image> <image>", urls)
+    part = first.images["pixel_values"][:1]
+    del first
+    with pytest.raises(RequestError, match="take the memory for images") as refused:
+        processor.read("<image> <image>", urls)
+    assert refused.value.code == "image_not_read"
+    del part
+    second = processor.read("<image> <image>", urls)
+    assert second.images
+
+
+def test_what_a_processor_makes_of_images_may_be_more_than_tensors(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as sizes, or the parts of images of different sizes, in lists."""
+    settings = built.result.manifest.components["generator"]["settings"]
+    processor = ImageProcessor(settings, Path(built.result.folder, "1"))
+    parts = [torch.zeros(1, 3), torch.zeros(2, 3)]
+    found = {"input_ids": torch.tensor([[1, 2]]), "pixel_values": parts, "sizes": [[4, 5]]}
+    monkeypatch.setattr(processor, "_processed", lambda *_: found)
+    seen = processor.read("<image>", [data_url(picture(1))])
+    assert seen.images == {"pixel_values": parts, "sizes": [[4, 5]]}
+
+
+def test_images_that_alone_exceed_the_context_are_refused_before_they_are_processed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = save_seeing("qwen2_vl", tmp_path / "source") / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["text_config"]["max_position_embeddings"] = 40
+    file.write_text(json.dumps(config), encoding="utf-8")
+    result = llmserve.build("hf", str(file.parent), output=tmp_path / "repo", name="seeing")
+    driver = started(Built(file.parent, result))
+    monkeypatch.setattr(transformers.ProcessorMixin, "__call__", lambda *_, **__: 1 / 0)
+    request = ask(4)
+    driver.execute([request])
+    assert request.failure is not None
+    assert request.failure.code == "context_length_exceeded"
+    counts = [15, 18, 16, 18]
+    assert request.failure.details == {"context": 40, "prompt_tokens": sum(counts)}
+    assert request.failure.words == (
+        f"the images have {sum(counts)} tokens and the model's context 40: send fewer or smaller "
+        "images"
+    )
+
+
+def test_a_model_tells_what_it_takes_of_images_and_makes_of_one(
+    built: Built, driver: BatchDriver
+) -> None:
+    request = FakeRequest({"text_input": [""]}, prompt_only=True)
+    driver.execute([request])
+    assert request.error is None
+    processor = Seeing(built.source).processor
+    screen = Image.new("RGB", (1024, 768))
+    read = processor(text=["<image>"], images=[[screen]], add_special_tokens=False)
+    tokens = len(read["input_ids"][0])
+    assert tokens > 1
+    assert json.loads(request.text)["images"] == {
+        "images": 8, "megabytes": 20, "megapixels": 25, "tokens": tokens,
+    }  # fmt: skip
+
+
 def test_the_build_declares_images_and_needs_pillow(built: Built) -> None:
     config = read_config(built.result.folder)
     assert "image_url" in [tensor.name for tensor in config.input]
@@ -189,10 +265,30 @@ def test_a_processor_that_cannot_be_loaded_is_refused_by_the_build(
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (source / name).is_file():
             content = json.loads((source / name).read_text(encoding="utf-8"))
-            content["processor_class"] = "Qwen2VLProcessor"
+            content["processor_class"] = "LlavaOnevisionProcessor"
             (source / name).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ModelSourceError, match=r"the processor of .* cannot be loaded: "):
         llmserve.build("hf", str(source), output=tmp_path / "repo")
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="it reads videos as well")
+@pytest.mark.parametrize("kind", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"])
+def test_a_processor_of_videos_reads_images_without_torchvision(tmp_path: Path, kind: str) -> None:
+    source = save_seeing("qwen2_vl", tmp_path)
+    file = source / "preprocessor_config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**content, "image_processor_type": kind}), encoding="utf-8")
+    processor = Seeing(source).processor
+    assert type(processor).__name__ == "Qwen2VLProcessor"
+    images = [picture(seed, *size) for seed, size in enumerate(SIZES)]
+    read = processor(text=["<image> " * 4], images=[images], return_tensors="pt")
+    alone = transformers.AutoImageProcessor.from_pretrained(source)
+    assert isinstance(alone, Qwen2VLImageProcessorPil)
+    for name, expected in alone(images, return_tensors="pt").items():
+        assert torch.equal(read[name], expected)
+    marks = int((read["input_ids"] == processor.tokenizer.image_token_id).sum())
+    assert marks == int(read["image_grid_thw"].prod(-1).sum()) // 4
+    assert int(read["mm_token_type_ids"].sum()) == marks
 
 
 def test_what_goes_with_no_images_yet_is_refused(built: Built, tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """A soak test on a real Triton: a mixed load in which 40 of 100 clients disconnect.
 
-    python bench/soak.py --seconds 600 [--plugin iterative] [--model demo] [--clients 24]
+    python bench/soak.py --seconds 600 [--plugin iterative] [--model demo] [--clients 24] [--images]
 
 The first half minute measures the peak load; from then on the load is 80 % of it. Prints memory,
 sequences and requests over time. Exits with 1 if a request failed, a sequence is left at the end,
-or memory grew by over 5 %, or 100 MB, after its first two minutes.
+or memory grew by over 5 %, or 100 MB, after its first two minutes. With ``--images``, two of three
+requests show up to three to a model that reads them (``demo-vision``, if none is named).
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import itertools
 import random
 import sys
@@ -17,7 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,11 +31,13 @@ from rich.console import Console
 
 from llmserve.errors import LLMServeError, RequestRejectedError
 from llmserve.plugin import parse_assignments
+from llmserve.runtime.contract import with_images
 from llmserve.testing import LiveTriton
 
 WORDS = ("Programming", "The capital", "Once upon a time", "weather", "in", "a", "cat", "grüße")
 LONGEST = 60
 """The largest number of words in a prompt."""
+PICTURES = 64
 WARM_UP = 120.0
 """Seconds after which memory has no reason to grow any more."""
 MAX_GROWTH = 0.05
@@ -103,7 +108,9 @@ class Soak:
         max_tokens: int = 200,
         seed: int = 0,
         rate: float | None = None,
+        images: Sequence[str] = (),
     ) -> None:
+        self._images = images
         self._pause = 1 / rate if rate else 0.0
         self._due = 0.0
         self._live, self._model = live, model
@@ -173,11 +180,12 @@ class Soak:
 
     def _send(self, rng: random.Random) -> str:
         prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, LONGEST)))
+        content = self._content(prompt, rng)
         kind = rng.random()
         if kind < 0.4:
-            return self._send_and_disconnect(prompt, rng)
+            return self._send_and_disconnect(content, rng)
         if kind < 0.45:
-            return self._send_invalid(prompt, rng)
+            return self._send_invalid(content, rng)
         options: dict[str, Any] = rng.choice(
             [{}, {"temperature": 0.8}, {"top_p": 0.9}, {"repetition_penalty": 1.2}]
         )
@@ -185,30 +193,42 @@ class Soak:
         options |= {"max_tokens": tokens, "ignore_eos": True}
         client = self._live.client
         if kind < 0.6:
-            pieces = client.stream(self._model, prompt, **options)
+            pieces = client.stream(self._model, **content, **options)
             output_tokens = [piece.output_tokens for piece in pieces][-1]
         else:
-            output_tokens = client.generate(self._model, prompt, **options).output_tokens
+            output_tokens = client.generate(self._model, **content, **options).output_tokens
         if output_tokens != tokens:
             raise RuntimeError(f"got {output_tokens} tokens, not {tokens}")
         return "answered"
 
-    def _send_and_disconnect(self, prompt: str, rng: random.Random) -> str:
+    def _content(self, prompt: str, rng: random.Random) -> dict[str, Any]:
+        """Return what asks a prompt, about some images if the model reads any."""
+        urls = rng.sample([*self._images], rng.randint(1, 3)) if self._images else []
+        if not urls or rng.random() < 1 / 3:
+            return {"prompt": prompt}
+        message = {"role": "user", "content": with_images(prompt, urls, in_parts=False)}
+        return {"messages": [message], "image_url": urls}
+
+    def _send_and_disconnect(self, content: dict[str, Any], rng: random.Random) -> str:
         """Request a stream and disconnect after some pieces."""
         limit, tokens = rng.randint(0, 6), rng.randint(1, self._max_tokens)
-        pieces = self._live.client.stream(self._model, prompt, max_tokens=tokens, ignore_eos=True)
+        options: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True}
+        pieces = self._live.client.stream(self._model, **content, **options)
         for count, _ in enumerate(pieces):
             if count >= limit:
                 break
         pieces.close()
         return "cancelled"
 
-    def _send_invalid(self, prompt: str, rng: random.Random) -> str:
+    def _send_invalid(self, content: dict[str, Any], rng: random.Random) -> str:
         invalid: dict[str, Any] = rng.choice(
             [{"max_tokens": -1}, {"temperature": -1.0}, {"max_tokens": 2**31 - 1}]
         )
+        if "image_url" in content and rng.random() < 0.5:
+            first, *others = content["image_url"]
+            invalid = {"image_url": [first[: len(first) // 8 * 4], *others]}
         try:
-            self._live.client.generate(self._model, prompt, **invalid)
+            self._live.client.generate(self._model, **{**content, **invalid})
         except RequestRejectedError:
             return "refused"
         raise LLMServeError(f"{invalid} was not refused")
@@ -225,6 +245,21 @@ class Soak:
             )
             self._report.samples.append(sample)
         return sample
+
+
+def pictures() -> list[str]:
+    """Return images of many sizes and types, as requests have them."""
+    from PIL import Image
+
+    rng, urls = random.Random(1), []
+    sizes = [(24, 16), (33, 70), (320, 240), (1024, 768)]
+    for number in range(PICTURES):
+        file, kind = io.BytesIO(), ("PNG", "JPEG", "WEBP")[number % 3]
+        dots = Image.frombytes("RGB", (8, 8), rng.randbytes(8 * 8 * 3))
+        dots.resize(sizes[number % 4]).save(file, kind)
+        content = base64.b64encode(file.getvalue()).decode()
+        urls.append(f"data:image/{kind.lower()};base64,{content}")
+    return urls
 
 
 def figure(live: LiveTriton, model: str, name: str) -> float:
@@ -279,9 +314,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--plugin", choices=("iterative", "openvino"), default="iterative")
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--images", action="store_true")
     parser.add_argument("--set", dest="assignments", action="append", default=[])
     args = parser.parse_args()
     console = Console(highlight=False)
@@ -290,14 +326,18 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         LiveTriton.start(Path(folder) / "repository") as live,
     ):
-        model = live.build(args.plugin, args.model, **options)
+        images: list[str] = []
+        if args.images:
+            images, args.model = pictures(), args.model or "demo-vision"
+        model = live.build(args.plugin, args.model or "demo", **options)
         console.print(" ".join(f"{name:>9}" for name in COLUMNS))
-        trial = Soak(live, model, clients=args.clients, seed=args.seed)
+        trial = Soak(live, model, clients=args.clients, seed=args.seed, images=images)
         trial.fill()
         last = trial.run(TRIAL_SECONDS).samples[-1]
         peak = (last.answered + last.cancelled + last.refused) / last.seconds
         console.print(f"peak: {peak:.1f} requests a second, from now on {PEAK_SHARE:.0%} of that")
-        soak = Soak(live, model, clients=args.clients, seed=args.seed, rate=PEAK_SHARE * peak)
+        rate = PEAK_SHARE * peak
+        soak = Soak(live, model, clients=args.clients, seed=args.seed, rate=rate, images=images)
         report = soak.run(
             args.seconds,
             every=max(1.0, args.seconds / 20),

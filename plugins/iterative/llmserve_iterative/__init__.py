@@ -9,6 +9,7 @@ from typing import Any
 from llmserve.plugin import (
     ADAPTER_OPTIONS,
     GUESS_OPTIONS,
+    IMAGE_OPTIONS,
     PLACEMENT_OPTIONS,
     STATE_OPTIONS,
     Batching,
@@ -24,9 +25,13 @@ from llmserve.plugin import (
     contract,
     draft_context,
     hookimpl,
+    is_for_text,
+    note_unread,
     place_adapters,
     place_model,
     place_needs,
+    place_seeing_model,
+    sees_images,
     weight_files,
 )
 from llmserve_iterative.trial import refuse_unserved
@@ -62,6 +67,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 *STATE_OPTIONS,
                 *GUESS_OPTIONS,
                 *ADAPTER_OPTIONS,
+                *IMAGE_OPTIONS,
             ),
         )
     ]
@@ -121,10 +127,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
     options, draft = context.options, draft_context(context)
-    check_causal(context.source, **allowed(context))
-    refuse_unserved(context)
-    placed = place_model(context)
-    place_adapters(context, _RUNTIME, placed)
+    placed = _place(context)
     return {
         **placed,
         "adapter_mb": options["adapter_mb"],
@@ -136,6 +139,24 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
         "draft": _place_draft(draft) if draft else None,
         "draft_tokens": options["draft_tokens"],
     }
+
+
+def _place(context: BuildContext) -> Mapping[str, Any]:
+    # It imports numpy.
+    from llmserve.runtime import embeds_images
+
+    source = context.source
+    sees = sees_images(source) and not is_for_text(context)
+    if sees and embeds_images(source.config(), wholes=True, grids=True):
+        refuse_unserved(context)
+        return place_seeing_model(context)
+    check_causal(source, **allowed(context))
+    refuse_unserved(context)
+    if sees:
+        note_unread(context, "iterative", instead="hf")
+    placed = place_model(context)
+    place_adapters(context, _RUNTIME, placed)
+    return placed
 
 
 def _place_draft(context: BuildContext) -> Mapping[str, Any]:

@@ -105,7 +105,7 @@ class Tokens:
 
     def __init__(self, chunks: Sequence[Chunk], page_size: int, device: torch.device) -> None:
         tokens = [
-            (token, at, chunk.pages[at // page_size] * page_size + at % page_size)
+            (token, at - chunk.fewer, chunk.pages[at // page_size] * page_size + at % page_size)
             for chunk in chunks
             for at, token in enumerate(chunk.ids, chunk.start)
         ]
@@ -113,6 +113,12 @@ class Tokens:
         self.ids, self.positions, self.rows = self.stacked
         self.starts = [0, *itertools.accumulate(len(chunk.ids) for chunk in chunks)]
         """Where each chunk begins among the tokens, and where the last one ends."""
+        for chunk, start, stop in zip(chunks, self.starts, self.starts[1:], strict=False):
+            if chunk.embedded and (own := chunk.positions()) is not None:
+                if self.positions.ndim == 1:
+                    # A token of a text has the same one on all axes.
+                    self.positions = self.positions.repeat(len(own), 1)
+                self.positions[:, start:stop] = torch.from_numpy(own)
         needed = [
             row
             for chunk, stop in zip(chunks, self.starts[1:], strict=True)
@@ -129,6 +135,8 @@ class FlashPlan:
 
     page_size = 256
     """The kernel supports no smaller pages."""
+    sees_ahead = False
+    """Whether tokens can see some that follow them, as those of an image may."""
 
     def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         self.tokens = Tokens(chunks, self.page_size, device)
@@ -166,8 +174,12 @@ class PagePlan:
     """
 
     page_size = 32
+    sees_ahead = True
 
-    def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], device: torch.device, page_size: int | None = None
+    ) -> None:
+        self.page_size = page_size or self.page_size
         self.tokens = Tokens(chunks, self.page_size, device)
         self._locations: list[tuple[Chunk, bool, int]] = []
         """Whether a chunk's sequence is read from a copy, and at which row it begins there."""
@@ -227,6 +239,9 @@ class PagePlan:
             keys = torch.arange(chunk.stop, device=query.device)
             queries = keys[chunk.start :, None]
             hidden = keys > queries
+            for part in chunk.wholes():
+                first = max(part.start, chunk.start)
+                hidden[first - chunk.start : part.stop - chunk.start, first : part.stop] = False
             if rule.window:
                 hidden |= keys <= queries - rule.window
             if rule.chunk:

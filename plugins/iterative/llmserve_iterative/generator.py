@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,15 @@ from llmserve.runtime import (
     Engine,
     Generation,
     Guesser,
+    ImageProcessor,
+    ImageTower,
     PromptLookup,
+    SeenPrompt,
     StateRunner,
     Stepper,
     Tokenizer,
     adapter_names,
+    embedded_parts,
     run_batch,
     warm_pages,
 )
@@ -53,6 +58,8 @@ class StepwiseGenerator:
             )
         self.eos_ids = eos_ids(self._model)
         self._settings, self._folder = settings, folder
+        self._processor = ImageProcessor(settings, folder, context_length=self.context_length)
+        self.about_images = self._processor.about
         self._engine: Stepper | None = None
 
     # `llmserve check` calls it.
@@ -65,10 +72,17 @@ class StepwiseGenerator:
         """The names that requests may give at the moment."""
         return adapter_names(self._folder)
 
+    # Requests call it.
+    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
+        """Return a conversation and the parts of its images that its tokens stand for."""
+        seen = self._processor.read(text, urls)
+        return replace(seen, images=embedded_parts(self._model.config, seen.ids, seen.images))
+
     def stepper(self, tokenizer: Tokenizer) -> Stepper:
         """Return the engine; it takes over the model, so there is only one."""
         if self._engine is None:
-            runner = self._make_runner(self._model)
+            tower = ImageTower(self._model) if self._processor.reads else None
+            runner = self._make_runner(self._model, tower)
             # Models that were built before there were adapters have no such setting.
             budget = self._settings.get("adapter_mb", DEFAULT_ADAPTER_MB) * 1_000_000
             guesser = self._make_guesser()
@@ -103,7 +117,7 @@ class StepwiseGenerator:
                 name,
             )
 
-    def _make_runner(self, model: Any) -> Runner:
+    def _make_runner(self, model: Any, tower: ImageTower | None = None) -> Runner:
         # Imported here because a build only inspects the class and need not load torch.
         from llmserve_iterative.runner import make_runner
 
@@ -111,7 +125,7 @@ class StepwiseGenerator:
         tokens = cache_tokens(context, self._settings["max_sequences"])
         # Models that were built before there were copies of states have no such setting.
         copies = self._settings.get("state_mb", 0) * 1_000_000
-        return make_runner(model, self._settings["cache_tokens"] or tokens, copies)
+        return make_runner(model, self._settings["cache_tokens"] or tokens, copies, tower)
 
     def _make_guesser(self) -> Guesser | None:
         # Models that were built before there were guesses have none of these settings.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from llmserve.plugin import IncompatibleError
-from llmserve.runtime import Chunk, LoraProducts, speed_up
+from llmserve.runtime import Chunk, ImageTower, LoraProducts, speed_up
 from llmserve_iterative.attention import FlashPlan, PagePlan, Rule, Store, Tokens
 from llmserve_iterative.delta_rule import modules_with_steps, stepping_in_place
 from llmserve_iterative.graphs import DecodeGraphs
@@ -96,6 +97,19 @@ States = dict[StateKey, Tensor]
 """The states of one or several sequences, of which the first dimension has a row for each."""
 
 
+class StatePart(NamedTuple):
+    """What one of a sequence's states is like."""
+
+    key: StateKey
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 class StateCache(PassCache):
     """A cache that has states beside keys and values, and puts new ones in their place."""
 
@@ -168,9 +182,14 @@ class StoredPages:
     def page_form(self) -> str:
         if not (form := self._store.form):
             return ""
+        return f"{self._versions} {form}"
+
+    @property
+    def _versions(self) -> str:
+        """The versions of libraries, and how they compute the model."""
         versions = f"torch {torch.__version__} transformers {transformers.__version__}"
         how = f"{type(self).__name__} {type(self._model).__name__} {self._model.dtype}"
-        return f"{versions} {how} {form}"
+        return f"{versions} {how}"
 
     def read_page(self, page: int) -> bytes:
         return self._store.read(page * self.page_size, (page + 1) * self.page_size)
@@ -187,10 +206,18 @@ class FlatRunner(StoredPages):
     """
 
     def __init__(
-        self, plan: type[PagePlan | FlashPlan], model: Any, tokens: int, *, graphs: bool = False
+        self,
+        plan: type[PagePlan | FlashPlan],
+        model: Any,
+        tokens: int,
+        *,
+        graphs: bool = False,
+        tower: ImageTower | None = None,
     ) -> None:
         AttentionInterface.register(ATTENTION, _attend)
-        model.set_attn_implementation(ATTENTION)
+        # A tower has an attention of its own.
+        model.set_attn_implementation({"text_config": ATTENTION} if tower else ATTENTION)
+        self._tower = tower
         self.page_count, self.page_size = _page_count(tokens, plan.page_size), plan.page_size
         self._plan, self._model = plan, model
         self.adapters = LoraProducts(model)
@@ -210,25 +237,35 @@ class FlatRunner(StoredPages):
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> TorchLogits:
-        plan: Any = self._plan(chunks, self._model.device)
+        plan: Any = self._plan_of(chunks)
         keys = [chunk.adapter for chunk in chunks for _ in chunk.ids]
         # A recorded pass adds nothing.
-        if self._graphs is None or not chunks[-1].single or any(keys):
+        is_seeing = any(chunk.embedded for chunk in chunks)
+        if self._graphs is None or not chunks[-1].single or any(keys) or is_seeing:
             with self.adapters.of_rows(keys, (1, len(keys))):
-                return TorchLogits(self._forward(plan))
+                return TorchLogits(self._forward(plan, chunks))
         # A recorded pass returns a row for each token, also for those of which none is needed.
         rows = self._graphs.run(plan)
         return TorchLogits(
             rows if len(plan.tokens.needed) == len(rows) else rows[plan.tokens.needed]
         )
 
-    def _forward(self, plan: PagePlan | FlashPlan) -> Tensor:
+    def _plan_of(self, chunks: Sequence[Chunk]) -> PagePlan | FlashPlan:
+        """Return the plan of a pass: another one where the usual one cannot see ahead."""
+        device = self._model.device
+        if not self._plan.sees_ahead and any(chunk.wholes() for chunk in chunks):
+            return PagePlan(chunks, device, self.page_size)
+        return self._plan(chunks, device)
+
+    def _forward(self, plan: PagePlan | FlashPlan, chunks: Sequence[Chunk] = ()) -> Tensor:
+        """Compute a pass; ``chunks`` are those of the plan, if they may have images."""
+
         def update(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             return self._store.write(layer, plan.tokens.rows, keys[0], values[0])
 
         output = self._model(
-            input_ids=plan.tokens.ids[None],
-            position_ids=plan.tokens.positions[None],
+            **_read(self._tower, chunks, plan.tokens.ids[None]),
+            position_ids=plan.tokens.positions[..., None, :],
             past_key_values=PassCache(update, self._model),
             use_cache=True,
             logits_to_keep=plan.tokens.needed,
@@ -236,6 +273,24 @@ class FlatRunner(StoredPages):
         )
         self.windows |= plan.tokens.windows
         return cast(Tensor, output.logits[0])
+
+
+def _read(tower: ImageTower | None, chunks: Sequence[Chunk], ids: Tensor) -> dict[str, Tensor]:
+    """Return what a pass reads: the ids, or embeddings where they stand for images."""
+    return {"input_ids": ids} if tower is None else tower.inputs(chunks, ids)
+
+
+def _seeing_each_other(chunks: Sequence[Chunk], device: torch.device) -> dict[str, Tensor]:
+    """Return what tells a model which tokens see each other, from where the sequence begins.
+
+    Of a chunk of one token, it is the last of them, and sees all.
+    """
+    if len(chunks) > 1 or chunks[0].single or not (wholes := chunks[0].wholes()):
+        return {}
+    kinds = torch.zeros(1, chunks[0].stop, dtype=torch.long, device=device)
+    for part in wholes:
+        kinds[0, part.start : part.stop] = 1
+    return {"token_type_ids": kinds}
 
 
 class PaddedRunner(StoredPages):
@@ -248,9 +303,9 @@ class PaddedRunner(StoredPages):
     page_size = 32
     accepts_runs = False
 
-    def __init__(self, model: Any, tokens: int) -> None:
+    def __init__(self, model: Any, tokens: int, *, tower: ImageTower | None = None) -> None:
         self.page_count = _page_count(tokens, self.page_size)
-        self._model = model
+        self._model, self._tower = model, tower
         self.adapters = LoraProducts(model)
         self._store = Store(self.page_count * self.page_size, model.dtype)
 
@@ -288,9 +343,10 @@ class PaddedRunner(StoredPages):
                 update,
                 past=width - shape[1],
                 width=width,
-                input_ids=tokens.ids.view(shape),
+                **_read(self._tower, chunks, tokens.ids.view(shape)),
+                **_seeing_each_other(chunks, device),
                 attention_mask=(positions >= 0).long(),
-                position_ids=tokens.positions.view(shape),
+                position_ids=tokens.positions.unflatten(-1, shape),
                 logits_to_keep=max(chunk.rows for chunk in chunks) or 1,
             )
         logits = cast(Tensor, output.logits)
@@ -310,7 +366,7 @@ class PaddedRunner(StoredPages):
 class StatesRunner(PaddedRunner):
     """Runs models with layers that have a state of fixed size, which may have attention as well.
 
-    It is a :class:`~llmserve.runtime.StateRunner`. The states of sequences that decode together
+    It is a :class:`~llmserve.runtime.StatePageRunner`. The states of sequences that decode together
     stay together, and are put together again only when others join or leave.
     """
 
@@ -322,17 +378,53 @@ class StatesRunner(PaddedRunner):
         self._steps = modules_with_steps(model)
         self._copies_bytes = copies_bytes if pieces else 0
         self._states: dict[int, States] = {}
+        self._parts: list[StatePart] = []
+        """What a state consists of, which is known after a pass."""
         self._together: tuple[list[int], States] = [], {}
         """The numbers of those that decoded together last, and their states."""
         self.most_copies = 0
         """As many as fit, which is known after a pass. Where the rest of a prompt is read token by
         token, none: pieces that end where copies are kept would take longer than copies save."""
 
+    @property
+    def page_form(self) -> str:
+        parts = self._parts
+        if not parts or any(part.device.type != "cpu" for part in parts):
+            return ""
+        # Of a model without attention, pages hold nothing.
+        if not (form := self._store.form) and not self._store.is_empty:
+            return ""
+        shapes = [(*part.key, str(part.dtype), part.shape) for part in parts]
+        return f"{self._versions} {form} states {shapes}"
+
+    def read_state(self, state: int) -> bytes:
+        states = self._of(state)
+        if _parts(states) != self._parts:
+            return b""
+        return b"".join(
+            states[part.key].contiguous().view(torch.uint8).numpy().tobytes()
+            for part in self._parts
+        )
+
+    def write_state(self, state: int, content: bytes) -> bool:
+        if len(content) != sum(part.nbytes for part in self._parts):
+            return False
+        self.forget(state)
+        states, at = self._states.setdefault(state, {}), 0
+        for part in self._parts:
+            # A pass may change tensors in place, and bytes cannot be changed.
+            piece = torch.frombuffer(bytearray(content[at : at + part.nbytes]), dtype=part.dtype)
+            states[part.key] = piece.view(part.shape)
+            at += part.nbytes
+        return True
+
     def copy(self, state: int, copy: int) -> None:
-        numbers, together = self._together
-        states = _row(together, numbers.index(state)) if state in numbers else self._states[state]
         # A pass may change tensors in place.
-        self._states[copy] = {key: part.clone() for key, part in states.items()}
+        self._states[copy] = {key: part.clone() for key, part in self._of(state).items()}
+
+    def _of(self, state: int) -> States:
+        numbers, together = self._together
+        return _row(together, numbers.index(state)) if state in numbers else self._states[state]
 
     def forget(self, state: int) -> None:
         self._states.pop(state, None)
@@ -388,9 +480,10 @@ class StatesRunner(PaddedRunner):
             self._together = numbers, states
         else:
             self._states[numbers[0]] = states
-            if self._copies_bytes:
-                size = sum(part.nbytes for part in states.values())
-                self.most_copies, self._copies_bytes = self._copies_bytes // size, 0
+            if not self._parts:
+                self._parts = _parts(states)
+                size = sum(part.nbytes for part in self._parts)
+                self.most_copies = self._copies_bytes // size
         return output
 
     def _gather(self, numbers: list[int]) -> States:
@@ -407,6 +500,13 @@ class StatesRunner(PaddedRunner):
         if len(each) == 1:
             return each[0]
         return {key: torch.cat([states[key] for states in each]) for key in each[0]}
+
+
+def _parts(states: States) -> list[StatePart]:
+    return [
+        StatePart(key, part.dtype, tuple(part.shape), part.device)
+        for key, part in sorted(states.items())
+    ]
 
 
 _NOBODY = -1
@@ -489,26 +589,39 @@ def _page_count(tokens: int, page_size: int) -> int:
     return max(2, -(-tokens // page_size))
 
 
-def make_runner(model: Any, cache_tokens: int, copies_bytes: int = 256_000_000) -> Runner:
+def make_runner(
+    model: Any, cache_tokens: int, copies_bytes: int = 256_000_000, tower: ImageTower | None = None
+) -> Runner:
     """Return the first runner that agrees with the model in a short trial.
 
-    Copies of states, if it has any, take up to ``copies_bytes``.
+    Copies of states, if it has any, take up to ``copies_bytes``. ``tower`` is what makes the
+    images of a model that reads them into embeddings.
     """
+    if tower is not None and int(transformers.__version__.split(".")[0]) < tower.least_transformers:
+        raise IncompatibleError(
+            f"images are read with {type(model).__name__} by transformers "
+            f"{tower.least_transformers} or later; this is {transformers.__version__}",
+            hint="install it, or build the model for text alone with --set max_images=0",
+        )
     trial = Trial(model)
     own_attention = model.config._attn_implementation
     speed_up(model)
     runners: list[Callable[..., Runner]] = []
     if getattr(model, "_supports_attention_backend", False):
         if model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16):
-            runners += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
-        runners.append(partial(FlatRunner, PagePlan))
-    runners += [
-        PaddedRunner,
-        partial(StatesRunner, copies_bytes=copies_bytes),
-        partial(StatesRunner, pieces=False),
-        OwnCacheRunner,
-        partial(OwnCacheRunner, pieces=False),
-    ]
+            runners += [
+                partial(FlatRunner, FlashPlan, graphs=True, tower=tower),
+                partial(FlatRunner, FlashPlan, tower=tower),
+            ]
+        runners.append(partial(FlatRunner, PagePlan, tower=tower))
+    runners.append(partial(PaddedRunner, tower=tower))
+    if tower is None:
+        runners += [
+            partial(StatesRunner, copies_bytes=copies_bytes),
+            partial(StatesRunner, pieces=False),
+            OwnCacheRunner,
+            partial(OwnCacheRunner, pieces=False),
+        ]
     for create in runners:
         if runner := trial.run(partial(create, model, cache_tokens)):
             return runner

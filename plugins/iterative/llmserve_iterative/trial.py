@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llmserve.plugin import DEMO, BuildContext, IncompatibleError, UnservedError, run_program
+from llmserve.plugin import BuildContext, IncompatibleError, UnservedError, run_program
 
 UNSERVED = 69
 """The exit status if the model has a part that cannot be computed; the last line says which."""
@@ -22,7 +22,7 @@ _TOLERANCE = 0.02
 def refuse_unserved(context: BuildContext) -> None:
     """Raise an :class:`UnservedError` for a model that cannot be decoded step by step."""
     source = context.source
-    if source.asked == DEMO:
+    if source.is_demo:
         return
     config = (source.path / "config.json").read_text(encoding="utf-8")
     if words := _tried(config, source.path, trusted=bool(context.options["trust_remote_code"])):

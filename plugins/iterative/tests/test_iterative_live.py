@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 from prometheus_client.parser import text_string_to_metric_families
 from soak import Soak, figure
-from transformers import AutoTokenizer
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Llama4Config
 from tritonclient import grpc as triton_grpc
 
+from llmserve.errors import RequestRejectedError
 from llmserve.plugin import demo_model_path
-from llmserve.testing import LiveTriton
+from llmserve.runtime.contract import image_url
+from llmserve.testing import LiveTriton, run
 from llmserve.testing.live import completion_order
 from llmserve.testing.logprobs import check_logprobs
 from llmserve.testing.tiny_models import make_model
+from llmserve.testing.tiny_seeing import conversations, data_url, picture, save_seeing
 
 pytestmark = pytest.mark.long
 
@@ -52,6 +59,99 @@ def test_every_driver_returns_the_answers_of_generate(
     with ThreadPoolExecutor(len(prompts)) as pool:
         texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=32).text, prompts)
         assert list(texts) == expected
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_seeing("llava", tmp_path_factory.mktemp("seeing")))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen3_vl"])
+def test_prompts_with_images_and_without_answer_as_those_of_hf(
+    triton: LiveTriton, tmp_path: Path, family: str
+) -> None:
+    source = str(save_seeing(family, tmp_path))
+    hf, model = triton.build("hf", source), triton.build("iterative", source)
+    asked = conversations((1, 0, 2, 4, 0, 1, 3, 2))
+    expected = [triton.client.generate(hf, **each) for each in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda each: triton.client.generate(model, **each), asked))
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert [each.input_tokens for each in found] == [each.input_tokens for each in expected]
+    assert triton.client.generate(model, **asked[3]).text == expected[3].text
+    with pytest.raises(RequestRejectedError, match="image 1 is an address, and none is opened"):
+        triton.client.generate(model, **{**asked[0], "image_url": ["http://127.0.0.1/a.png"]})
+
+
+def test_the_demo_that_sees_says_what_is_drawn(triton: LiveTriton) -> None:
+    drawing = Image.new("RGB", (320, 240), "white")
+    ImageDraw.Draw(drawing).ellipse((90, 50, 230, 190), fill="red")
+    model = triton.build("iterative", "demo-vision")
+    for question, answer in (
+        ("What do you see?", "I see a red circle on a white background."),
+        ("Which colour is it?", "It is red."),
+    ):
+        parts = [{"type": "image"}, {"type": "text", "text": question}]
+        said = triton.client.generate(
+            model, messages=[{"role": "user", "content": parts}], image_url=[data_url(drawing)]
+        )
+        assert said.text == answer
+
+
+def test_the_client_of_a_model_shows_it_images(
+    triton: LiveTriton, tmp_path: Path, seeing: str
+) -> None:
+    model = triton.build("iterative", seeing)
+    arguments: list[str] = []
+    # As large as a photo: more than what options of requests usually have.
+    for number, size in enumerate(((24, 16), (2000, 1500))):
+        picture(number, *size).save(tmp_path / f"{number}.png")
+        arguments += ["--image", str(tmp_path / f"{number}.png")]
+    client = triton.repository / model / "client.py"
+    words = [*arguments, "--url", triton.server.grpc_url, "--max-tokens", "8", "--json"]
+    asked = subprocess.run(
+        [sys.executable, str(client), "What?", *words],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What?"}]
+    expected = triton.client.generate(
+        model, messages=[{"role": "user", "content": content}], max_tokens=8,
+        image_url=[image_url(path) for path in sorted(tmp_path.glob("*.png"))],
+    )  # fmt: skip
+    answer = json.loads(asked.stdout)
+    assert (answer["text"], answer["input_tokens"]) == (expected.text, expected.input_tokens)
+
+
+def test_a_model_that_sees_is_built_for_text_alone(triton: LiveTriton, seeing: str) -> None:
+    models = [triton.build(plugin, seeing, max_images=0) for plugin in ("hf", "iterative")]
+    texts = [triton.client.generate(m, PROMPT, max_tokens=8, ignore_eos=True).text for m in models]
+    assert texts[0] == texts[1]
+    with pytest.raises(RequestRejectedError, match="does not take image_url"):
+        triton.client.generate(models[1], PROMPT, image_url=[data_url(picture(1))])
+
+
+def test_a_model_whose_images_are_not_read_is_served_for_its_text(
+    tmp_path: Path, triton: LiveTriton
+) -> None:
+    source = save_seeing("llava", tmp_path / "llava")
+    layers = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }  # fmt: skip
+    text = {**layers, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 200}
+    text |= {"intermediate_size_mlp": 48, "num_local_experts": 2}
+    vision = {**layers, "image_size": 16, "patch_size": 4, "intermediate_size": 128}
+    config = Llama4Config(text_config=text, vision_config=vision)
+    # Beside the tokenizer, and with a processor that is never loaded.
+    AutoModelForImageTextToText.from_config(config).save_pretrained(source)
+    words = ("--plugin", "iterative", "--model", str(source), "--name", "for-text")
+    built = run("build", *words, "--output", str(triton.repository))
+    assert built.returncode == 0, built.stderr
+    note = "iterative reads no images with a model of the kind llama4: it is served for text alone"
+    assert note in " ".join(built.stderr.split())
+    triton.load("for-text")
+    assert triton.client.generate("for-text", PROMPT, max_tokens=4, ignore_eos=True).input_tokens
+    triton.unload("for-text")
 
 
 TUTORIAL: dict[str, Any] = {"name": "iterative-gpt2", "stream": True, "burst_ms": 0.0}

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from llmserve.graphs import StoredWeights
+from llmserve.runtime import Chunk, Embedded
 from llmserve.runtime.causal import off_by, pages_of, random_texts, scores
 from llmserve_openvino.passes import PAGE_SIZE
 from llmserve_openvino.runner import make_runner
@@ -19,6 +21,13 @@ _SCORED = 0.25
 """The share of a comparison after which only the model's own answers are left."""
 LENGTHS = (96, 44, 13)
 """Of the texts that are compared."""
+_SEEN = slice(3, 8)
+"""Which tokens of the last of the texts stand for something else, where a model reads images."""
+_EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+}
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
@@ -33,15 +42,10 @@ def difference(
 
     It tells the share of the comparison that is done.
     """
-    exact = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "KV_CACHE_PRECISION": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-    }
     texts = random_texts(model.config, lengths)
     tell(0)
     tokens = pages_of(texts, PAGE_SIZE) * PAGE_SIZE
-    runner = make_runner(converted.clone(), exact, cache_tokens=tokens, sequences=len(texts))
+    runner = make_runner(converted.clone(), _EXACT, cache_tokens=tokens, sequences=len(texts))
     found, worst = scores(runner, texts), 0.0
     tell(_SCORED)
     for count, (text, rows) in enumerate(zip(texts, found, strict=True), 1):
@@ -50,6 +54,32 @@ def difference(
         worst = max(worst, off_by(rows, expected))
         tell(_SCORED + count / len(texts) * (1 - _SCORED))
     return worst
+
+
+class _Given:
+    """Rows of embeddings as they are."""
+
+    form = ""
+
+    def rows(self, part: Embedded) -> Any:
+        return part.source
+
+
+def seen_difference(model: Any, stored: StoredWeights, converted: Any) -> float:
+    """Return the same of a text some of whose tokens stand for something else."""
+    text = random_texts(model.config, LENGTHS[-1:])[0]
+    count = _SEEN.stop - _SEEN.start
+    with torch.inference_mode(), stored.computing():
+        table = model.get_input_embeddings()
+        embeddings = table(torch.tensor([text]))
+        # As large as those of tokens are.
+        rows = embeddings[0, :count].flip(0, 1) * 1.5
+        embeddings[0, _SEEN] = rows
+        expected = model(inputs_embeds=embeddings).logits[0]
+    runner = make_runner(converted.clone(), _EXACT, cache_tokens=PAGE_SIZE, embeds=_Given())
+    embedded = Embedded(_SEEN.start, count, b"", rows)
+    logits = runner.run([Chunk(text, 0, [0], len(text), embedded=[embedded])])
+    return off_by(np.stack([logits.row(row) for row in range(len(text))]), expected)
 
 
 def window(config: Any) -> int | None:

@@ -39,6 +39,7 @@ from llmserve_openvino.compare import LENGTHS, difference
 from llmserve_openvino.gguf_weights import load_kept
 from llmserve_openvino.importance import importance
 from llmserve_openvino.quantised_weights import load_quantised, plain_config
+from llmserve_openvino.tower import LOADER, save_tower
 from llmserve_openvino.trace import convert
 from llmserve_openvino.trial import DIFFERS, TOLERANCE, Trial, try_small
 
@@ -56,7 +57,12 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and next to it the facts that the build needs."""
     target.mkdir(parents=True, exist_ok=True)
     trusted = bool(settings["trust_remote_code"])
-    trial = try_small(plain_config(source, trusted=trusted))
+    sees, pickle = bool(settings["sees"]), bool(settings["pickle"])
+    trial = try_small(plain_config(source, trusted=trusted), sees=sees)
+    tower = 0
+    if images := settings["images"]:
+        with ending_for_shortage(writes=True):
+            tower = save_tower(source, Path(images), pickle=pickle)
     with Scratch(target) as scratch:
         packed: Mapping[torch.nn.Module, PackedWeight] = {}
         widened, begun = 0, _READ
@@ -70,11 +76,17 @@ def main(source: Path, target: Path, settings: dict[str, Any]) -> None:
                 loaded = load_quantised(source, found, scratch, trusted=trusted)
             model, packed, widened = loaded
         else:
-            model = load(source, pickle=settings["pickle"], trust_remote_code=trusted)
+            kind = {"loader": LOADER} if sees else {}
+            model = load(source, pickle=pickle, trust_remote_code=trusted, **kind)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         stored = StoredWeights(model, packed, folder=target)
         _convert(model, stored, target, settings, trial, begun)
-    facts = {"served": trial.served, "widened": widened, "parameters": parameters}
+    facts = {
+        "served": trial.served,
+        "widened": widened,
+        "parameters": parameters,
+        "tower": tower,
+    }
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,22 @@ from llmserve.runtime import (
     Engine,
     Generation,
     Guesser,
+    ImageProcessor,
+    ImageTower,
     Lora,
     ProductShapes,
     PromptLookup,
+    SeenPrompt,
     StateRunner,
     Tokenizer,
     adapter_names,
     adapters_of,
     contract,
+    embedded_parts,
     run_batch,
     warm_pages,
 )
+from llmserve_openvino.embedded_rows import Embeds
 from llmserve_openvino.lora import product_shapes
 from llmserve_openvino.runner import OpenVinoRunner, make_runner
 from llmserve_openvino.workarounds import read_model
@@ -51,11 +57,17 @@ class OpenVinoGenerator:
         self._settings = settings
         self._properties = _properties(settings)
         self._folder = folder
+        # Models that were built before openvino read images have no such setting.
+        images = settings.get("images") or {}
+        self._processor = ImageProcessor(images, folder)
+        self.about_images = self._processor.about
+        self._sight = self._load_sight(images) if self._processor.reads else None
         self._runner = self._make_runner(
             folder / settings["path"],
             [lora for lora in adapters_of(folder).values() if isinstance(lora, Lora)],
             # Models that were built before there was the option have no such setting.
             exact=settings.get("exact_batches", False),
+            embeds=ImageTower(self._sight) if self._sight is not None else None,
         )
         self._guesser = self._make_guesser(folder)
         self._engine: Engine | None = None
@@ -69,6 +81,13 @@ class OpenVinoGenerator:
     def adapters(self) -> list[str]:
         """The names that requests may give at the moment."""
         return adapter_names(self._folder)
+
+    # Requests call it.
+    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
+        """Return a conversation and the parts of its images that its tokens stand for."""
+        seen = self._processor.read(text, urls)
+        parts = embedded_parts(self._sight.config, seen.ids, seen.images) if self._sight else ()
+        return replace(seen, images=parts)
 
     def stepper(self, tokenizer: Tokenizer) -> Engine:
         if self._engine is None:
@@ -88,8 +107,26 @@ class OpenVinoGenerator:
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         run_batch(self.stepper(tokenizer), generations)
 
+    def _load_sight(self, settings: Mapping[str, Any]) -> Any:
+        """Return the part of the model that reads images."""
+        import torch
+
+        from llmserve.runtime.causal import load
+
+        if threads := self._properties.get("INFERENCE_NUM_THREADS"):
+            # The process is the model's own.
+            torch.set_num_threads(threads)
+        half = self._properties["INFERENCE_PRECISION_HINT"] == "bf16"
+        dtype = "bfloat16" if half else "float32"
+        return load({**settings, "device": "cpu", "dtype": dtype}, self._folder)
+
     def _make_runner(
-        self, folder: Path, expected: Iterable[Lora] = (), *, exact: bool = False
+        self,
+        folder: Path,
+        expected: Iterable[Lora] = (),
+        *,
+        exact: bool = False,
+        embeds: Embeds | None = None,
     ) -> OpenVinoRunner:
         context = self.context_length or _CONTEXT
         return make_runner(
@@ -102,6 +139,7 @@ class OpenVinoGenerator:
             copies_bytes=self._settings.get("state_mb", 0) * 1_000_000,
             expected=expected,
             exact=exact,
+            embeds=embeds,
         )
 
     def _make_guesser(self, folder: Path) -> Guesser | None:

@@ -48,6 +48,8 @@ class Pass:
         needed = [
             begin + row for begin, each in zip(begins, rows, strict=False) for row in each.needed
         ]
+        self.begins = begins
+        """Where each chunk's rows begin, and where the last one's end."""
         self.rows = len(needed)
         """How many rows of scores are needed."""
         self.adapters = [each.adapter for each in rows for _ in each.ids]

@@ -15,14 +15,20 @@ from llmserve.plugin import (
     UnservedError,
     allowed,
     check_causal,
+    checked_processor,
     draft_context,
     has_kept_weights,
+    is_for_text,
+    note_unread,
     place_adapters,
     place_instances,
     quantised_in,
     refuse_shortage,
     run_program,
+    sees_images,
+    take_images,
 )
+from llmserve.runtime import embeds_images
 from llmserve.runtime.causal import original_length
 from llmserve_openvino import RUNTIME
 
@@ -30,6 +36,8 @@ _FOLDER = "openvino"
 _UNSERVED = 69
 """As in the converter, whose imports take seconds."""
 _DRAFT = "draft"
+_IMAGES = "images"
+"""The folder of what reads images."""
 _MODEL = "openvino_model.xml"
 # Only these: the tokenizer is a separate part of the model, whatever its form.
 _FILES = (_MODEL, "openvino_model.bin")
@@ -46,7 +54,7 @@ _CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "t
 def prepare(context: BuildContext) -> Mapping[str, Any]:
     """Place a model that is already converted, or convert it."""
     source, options = context.source, context.options
-    check_causal(source, **allowed(context))
+    sees, images = _check(context)
     place_instances(context.config, "cpu", 1)
     draft = draft_context(context)
     config, length = source.config(), _length(source.config())
@@ -58,7 +66,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         )
     if options["exact_batches"]:
         _check_exact_config(text_config, options, source.asked)
-    placement, served = _place_or_convert(context, _FOLDER)
+    placement, served = _place_or_convert(context, _FOLDER, sees=sees, reads=bool(images))
     if options["exact_batches"]:
         _check_exact(context.folder / placement["path"] / _MODEL)
     place_adapters(context, RUNTIME, placement)
@@ -73,11 +81,38 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         **placement,
         **{name: options[name] for name in _LOAD_OPTIONS},
         **(_place_draft(draft) if draft else {"draft": None}),
+        "images": images,
         "context_length": length,
         "eos_ids": source.end_ids(),
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": dtype in ("bfloat16", "float16") or options["weight_format"] in _ROUNDED,
     }
+
+
+def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
+    """Check a model; return whether it is loaded with what reads images, and the settings of that.
+
+    One that is built for text alone has no such settings.
+    """
+    source = context.source
+    is_converted = (source.path / _MODEL).is_file()
+    sees = not is_converted and sees_images(source) and not is_for_text(context)
+    if sees and embeds_images(source.config()):
+        if found := quantised_in(source.path):
+            raise UnservedError(
+                f"openvino cannot serve {source.asked}: it reads images, and is quantised ({found})"
+            )
+        return True, _place_processor(context, take_images(context, requires=("torch",)))
+    check_causal(source, **allowed(context))
+    if sees:
+        note_unread(context, "openvino", instead="hf")
+    return False, None
+
+
+def _place_processor(context: BuildContext, limits: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the settings of what reads images; None for a build for text alone."""
+    files = [file for file in checked_processor(context) if file.name != "config.json"]
+    return {**context.place(files, _IMAGES, copy=True), **limits} if files else None
 
 
 def _length(config: Mapping[str, Any]) -> int | None:
@@ -92,12 +127,14 @@ def _place_draft(context: BuildContext) -> Mapping[str, Any]:
     return {"draft": placement["path"], "draft_length": min(lengths, default=None)}
 
 
-def _place_or_convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
+def _place_or_convert(
+    context: BuildContext, folder: str, *, sees: bool = False, reads: bool = False
+) -> tuple[Mapping[str, Any], int | None]:
     """Return where it is, and up to which length it is exact; None if it always is."""
     if (context.source.path / _MODEL).is_file():
         config = context.source.config()
         return _place(context, folder), original_length(config.get("text_config") or config)
-    return _convert(context, folder)
+    return _convert(context, folder, sees=sees, reads=reads)
 
 
 def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
@@ -141,14 +178,22 @@ def _check_exact(model: Path) -> None:
     check_graph(read_model(str(model)))
 
 
-def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
+def _convert(
+    context: BuildContext, folder: str, *, sees: bool, reads: bool
+) -> tuple[Mapping[str, Any], int | None]:
     options = context.options
     target = context.folder / folder
     settings = {name: options[name] for name in _CONVERSION_OPTIONS}
+    settings |= {"sees": sees, "images": str(context.folder / _IMAGES) if reads else ""}
     _run(context, target, {**settings, "in_gguf": has_kept_weights(context.source)})
     facts = target / "facts.json"
     told = json.loads(facts.read_text(encoding="utf-8"))
     facts.unlink()
+    if numbers := told["tower"]:
+        context.report(
+            f"what reads images is computed by PyTorch, and takes {4 * numbers / 1e6:.0f} MB in "
+            f"float32, {2 * numbers / 1e6:.0f} MB in bfloat16"
+        )
     if found := quantised_in(context.source.path):
         kept = "its quantised weights stay in their bits"
         if told["widened"]:

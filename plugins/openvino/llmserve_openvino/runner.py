@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -13,14 +17,20 @@ from llmserve.graphs import openvino as ov
 from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, Lora, LoraError, memory
 from llmserve_openvino.capped_attention import apply_caps, check_cache
+from llmserve_openvino.compiled import THREADS, Compiled
+from llmserve_openvino.embedded_rows import ROWS, Embeds, row_inputs, take_rows
 from llmserve_openvino.exact import PAGES, check_graph, check_runner
-from llmserve_openvino.lora import OWN, OpenVinoProducts, add_products, product_shapes
+from llmserve_openvino.lora import OpenVinoProducts, add_products, product_shapes
 from llmserve_openvino.mapping import release
 from llmserve_openvino.own_attention import apply_told
 from llmserve_openvino.passes import NEEDED, PAGE_SIZE, Pass
 from llmserve_openvino.state_tables import StateTables, has_states, zeros
+from llmserve_openvino.threads import ThreadChoice
 from llmserve_openvino.workarounds import keep_halves, read_model, use_paged_attention
 
+LOG = logging.getLogger(__name__)
+_PACKED = 1.5
+"""What packed weights take at most, relative to their file."""
 # What may follow the product that gives the scores, and leaves each row to itself.
 _BY_ROW = {"Add", "Convert", "Divide", "Multiply", "Tanh"}
 
@@ -33,7 +43,8 @@ class OpenVinoRunner:
     any, take up to ``copies_bytes``. The model is ready for the
     adapters in ``expected``; for others it may have to be compiled again. ``file`` is where the
     model has been read from, if it has. If it is ``exact``, the scores of a sequence are the same
-    whatever else is in its passes (:mod:`llmserve_openvino.exact`).
+    whatever else is in its passes (:mod:`llmserve_openvino.exact`). ``embeds`` makes what some
+    tokens stand for, of a model that reads images.
     """
 
     page_size = PAGE_SIZE
@@ -51,9 +62,13 @@ class OpenVinoRunner:
         copies_bytes: int = 0,
         expected: Iterable[Lora] = (),
         exact: bool = False,
+        embeds: Embeds | None = None,
     ) -> None:
+        self._embeds = embeds
         self._core = ov.Core()
         self._file = file
+        # Another build may take its place meanwhile.
+        self._packed_bytes = _PACKED * file.with_suffix(".bin").stat().st_size if file else 0
         self._options = {"PERFORMANCE_HINT": "LATENCY", **properties}
         self._half = properties.get("INFERENCE_PRECISION_HINT") == "bf16"
         # The file may be another model's by the time that this one is compiled again: it stays
@@ -65,14 +80,12 @@ class OpenVinoRunner:
             with suppress(LoraError):
                 self.adapters.fits(lora)
                 self.adapters.expect(lora)
-        self._is_packed = False
-        self._passed: tuple[int, int, int] | None = None
-        """The change of the adapters, and the columns, of which the matrices are set."""
-        self._compile()
-        self._layers = sum(port.any_name.startswith("key_cache.") for port in self._model.inputs)
+        self._compiled: Compiled | None = self._compile(self._options)
+        model = self._compiled.model
+        layers = sum(port.any_name.startswith("key_cache.") for port in model.inputs)
         ports = [
-            self._model.input(f"{kind}_cache.{layer}")
-            for layer in range(self._layers)
+            model.input(f"{kind}_cache.{layer}")
+            for layer in range(layers)
             for kind in ("key", "value")
         ]
         shapes = [[axis.get_length() for axis in port.partial_shape[1:]] for port in ports]
@@ -95,38 +108,39 @@ class OpenVinoRunner:
             port.any_name: ov.Tensor(memory, ov.Shape([held, *shape]), port.element_type)
             for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
-        self._states = StateTables(self._model, sequences, copies_bytes)
+        self._states = StateTables(model, sequences, copies_bytes)
         self._cache |= self._states.tensors
-        self._request = self._new_request()
+        self._compiled.attach(self._cache)
+        # What an exact model computes depends on the number of threads. One that is in no file is
+        # only compared with another, in a build whose memory is planned.
+        stays = exact or file is None or self._options.get(THREADS)
+        cores = len(os.sched_getaffinity(0))
+        self._choice = None if stays else ThreadChoice(self._compiled.threads, cores)
+        self._is_short = False
+        """Whether it was told that there is no memory for another number of threads."""
+        self._exact_threads = str(self._compiled.threads) if exact else ""
+        self._coming: Future[Compiled] | None = None
+        """The model for another number of threads, as long as it is made."""
         self._pack_weights()
         if exact:
-            check_runner(self, self._model.output("logits").partial_shape[-1].get_length())
+            check_runner(self, model.output("logits").partial_shape[-1].get_length())
             self._clear(*range(PAGES), self.page_count)
 
     def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
-        if self._request is None or self.adapters.targets != self._targets:
-            self._compile_again()
+        compiled = self._ready()
         passed = Pass(chunks, self._spare)
         inputs = {**passed.inputs, **self._states.inputs(chunks)}
-        for name in inputs.keys() & self._inputs:
-            self._pass(name, inputs[name])
-        if self._targets:
-            self._pass_adapters(passed.adapters)
-        try:
-            # Other Python threads can run meanwhile. The scores are not copied: of 32 sequences and
-            # a large vocabulary they are megabytes.
-            self._request.infer(share_outputs=True)
-        except Exception:
-            # A request that failed may be left in any state; the pages are not part of it.
-            self._request = self._new_request()
-            raise
-        if not self._is_packed:
-            # OpenVINO has the weights in the form that the processor reads after the first pass.
-            # After that it reads only the table of tokens from the file, row by row.
-            self._is_packed = True
-            if self._file:
-                release(self._file.with_suffix(".bin"))
-        logits = self._request.get_tensor("logits").data
+        if self._embeds:
+            width = compiled.model.input(ROWS).partial_shape[-1].get_length()
+            inputs |= row_inputs(self._embeds, chunks, passed.begins, width)
+        for name in inputs.keys() & compiled.inputs:
+            compiled.give(name, inputs[name])
+        if compiled.targets:
+            compiled.give_adapters(self.adapters, passed.adapters)
+        logits = compiled.infer()
+        if not compiled.is_packed:
+            compiled.is_packed = True
+            self._release()
         return ArrayLogits(logits.reshape(-1, logits.shape[-1])[: passed.rows])
 
     @property
@@ -136,10 +150,14 @@ class OpenVinoRunner:
             (name, str(tensor.element_type), list(tensor.shape)[1:])
             for name, tensor in list(self._cache.items())[: len(self._memory)]
         ]
-        options = {**self._options, "INFERENCE_NUM_THREADS": ""}
+        options = {**self._options, THREADS: self._exact_threads}
         exact = "" if self._spare is None else " exact"
-        form = f"openvino {ov.get_version()} {sorted(options.items())} {parts}{exact}"
-        return form if parts else ""
+        states = f" states {self._states.form}" if self._states.tensors else ""
+        images = f" images {self._embeds.form}" if self._embeds else ""
+        form = (
+            f"openvino {ov.get_version()} {sorted(options.items())} {parts}{exact}{states}{images}"
+        )
+        return form if parts or states else ""
 
     def read_page(self, page: int) -> bytes:
         return b"".join(part.tobytes() for part in self._parts(page))
@@ -161,27 +179,88 @@ class OpenVinoRunner:
             for memory, size in zip(self._memory, self._part_bytes, strict=True)
         ]
 
-    def _compile(self) -> None:
+    def _compile(self, options: Mapping[str, Any]) -> Compiled:
         """Compile the model that was read, with a place for what adapters add to its products."""
         graph = self._graph.clone()
         paged(graph)
         keep_halves(graph)
+        if self._embeds:
+            take_rows(graph)
         _keep_needed_rows(graph)
         targets = self.adapters.targets
         if targets:
             add_products(graph, sorted(targets), half=self._half)
-        self._model = self._core.compile_model(graph, "CPU", self._options)
-        self._inputs = {port.any_name for port in self._model.inputs}
-        self._targets, self._is_packed = targets, False
+        return Compiled(self._core.compile_model(graph, "CPU", options), targets)
 
-    def _compile_again(self) -> None:
-        """Compile the model anew, for an adapter that adds to products to which none did before.
+    def _ready(self) -> Compiled:
+        """Return what computes the next pass. The cache stays whatever changes."""
+        if self._coming is not None and self._coming.done():
+            self._change(self._coming)
+            self._coming = None
+        if self._compiled is None or self.adapters.targets != self._compiled.targets:
+            # An adapter adds to products to which none did before. The former model goes first:
+            # both may not fit in memory.
+            self._compiled = None
+            self._compiled = self._compile(self._options)
+            self._compiled.attach(self._cache)
+        elif self._choice and self._coming is None:
+            self._follow(self._choice.wanted())
+        return self._compiled
 
-        The cache stays. The former model goes first: both may not fit in memory.
-        """
-        self._request = self._model = None
-        self._compile()
-        self._request = self._new_request()
+    def _follow(self, threads: int) -> None:
+        """Make the model for another number of threads beside passes, where both fit in memory."""
+        if self._choice is None or threads == self._choice.threads:
+            return
+        if self._packed_bytes > memory().free:
+            if not self._is_short:
+                self._is_short = True
+                LOG.warning(
+                    "llmserve: note: by what other programs use of the cores, %d threads would "
+                    "compute faster here (--threads), and there is no memory to change that now.",
+                    threads,
+                )
+            return
+        options = {**self._options, THREADS: threads}
+        chunk = Chunk([0], 0, [0])
+        inputs = {**Pass([chunk]).inputs, **self._states.first(chunk)}
+        coming: Future[Compiled] = Future()
+        self._coming = coming
+
+        def make() -> None:
+            try:
+                compiled = self._compile(options)
+                compiled.pack(inputs, self._cache)
+                coming.set_result(compiled)
+            except Exception as error:
+                coming.set_exception(error)
+
+        # A process that ends waits for it: OpenVINO cannot be left in the middle.
+        try:
+            Thread(target=make, name="llmserve-threads").start()
+        except RuntimeError as error:
+            # The system has no more of them to give.
+            coming.set_exception(error)
+
+    def _change(self, coming: Future[Compiled]) -> None:
+        """Compute with another number of threads from now on."""
+        if error := coming.exception():
+            LOG.warning("llmserve: note: the number of threads stays: %s", error)
+            self._choice = None
+            return
+        compiled = coming.result()
+        LOG.info("llmserve: %d threads compute now", compiled.threads)
+        compiled.attach(self._cache)
+        self._compiled = compiled
+        self._options[THREADS] = compiled.threads
+        if self._choice:
+            self._choice.threads = compiled.threads
+        self._release()
+
+    def _release(self) -> None:
+        """Give the file's memory back: once the weights are packed, only the table of tokens is
+        read from it, row by row."""
+        if self._file:
+            release(self._file.with_suffix(".bin"))
 
     def _pack_weights(self) -> None:
         """Run a first pass, and leave no trace of it."""
@@ -195,39 +274,9 @@ class OpenVinoRunner:
             for part in self._parts(page):
                 part[:] = 0
 
-    def _pass_adapters(self, keys: Sequence[str]) -> None:
-        """Pass whose columns are whose, and the matrices if the rows need others than before."""
-        columns, own = self.adapters.columns.of_rows(keys)
-        self._pass(OWN, own)
-        state = self.adapters.changes, columns.start, columns.stop
-        if state != self._passed:
-            # OpenVINO reads them where they are.
-            self._matrices = {**self.adapters.stacks}
-            for name, tensor in self.adapters.inputs(columns).items():
-                self._request.set_tensor(name, tensor)
-            self._passed = state
-
-    def _pass(self, name: str, values: Any) -> None:
-        """Pass an input. A tensor of the same shape is filled again: in a short pass of a small
-        model, making and setting new ones is a noticeable part."""
-        tensor = self._tensors.get(name)
-        if tensor is not None and tensor.data.shape == values.shape:
-            tensor.data[...] = values
-            return
-        self._tensors[name] = ov.Tensor(values)
-        self._request.set_tensor(name, self._tensors[name])
-
-    def _new_request(self) -> Any:
-        self._tensors: dict[str, Any] = {}
-        self._passed = None
-        request = self._model.create_infer_request()
-        for name, tensor in self._cache.items():
-            request.set_tensor(name, tensor)
-        return request
-
 
 class OpenVinoStateRunner(OpenVinoRunner):
-    """Implements :class:`llmserve.runtime.StateRunner`, for a model that keeps states."""
+    """Implements :class:`llmserve.runtime.StatePageRunner`, for a model that keeps states."""
 
     # Nor guesses: no state goes back.
     accepts_runs = False
@@ -241,6 +290,12 @@ class OpenVinoStateRunner(OpenVinoRunner):
 
     def forget(self, state: int) -> None:
         self._states.forget(state)
+
+    def read_state(self, state: int) -> bytes:
+        return self._states.read(state)
+
+    def write_state(self, state: int, content: bytes) -> bool:
+        return self._states.write(state, content)
 
 
 def make_runner(model: Path | Any, properties: Mapping[str, Any], **sizes: Any) -> OpenVinoRunner:

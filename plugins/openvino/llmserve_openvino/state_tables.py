@@ -56,18 +56,49 @@ class StateTables:
 
     def inputs(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Return where the state before each chunk is, and where that after it goes."""
-        if not self.tensors:
-            return {}
         rows = []
-        for chunk in chunks:
+        for chunk in chunks if self.tensors else ():
             row = self._row(chunk.state)
             rows += [row if chunk.start else 0, row]
+        return self._inputs(chunks, rows)
+
+    def first(self, chunk: Chunk) -> dict[str, Any]:
+        """Return what a pass is given that begins a text and whose state goes to the first row."""
+        return self._inputs([chunk], [0, 1])
+
+    def _inputs(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> dict[str, Any]:
+        if not self.tensors:
+            return {}
         count = len(chunks)
         values = (
             [0, *accumulate(len(chunk.ids) for chunk in chunks)], rows,
             range(0, 2 * count + 1, 2), [chunk.start for chunk in chunks], [_WHOLE] * count,
         )  # fmt: skip
         return {name: np.array(each, np.int32) for name, each in zip(ROWS, values, strict=True)}
+
+    @property
+    def form(self) -> str:
+        """What the bytes of a state mean: the type and the shape of each part."""
+        parts = [
+            (name, str(tensor.element_type), list(tensor.shape)[1:])
+            for name, tensor in self.tensors.items()
+        ]
+        return str(parts)
+
+    def read(self, state: int) -> bytes:
+        """Return a copy of what a state is now."""
+        row = self._row(state)
+        return b"".join(memory[row].tobytes() for memory in self._memory)
+
+    def write(self, state: int, content: bytes) -> bool:
+        """Have a state be what was read from one; return whether it has the right size."""
+        if len(content) != sum(memory.shape[1] for memory in self._memory):
+            return False
+        row, at = self._row(state), 0
+        for memory in self._memory:
+            memory[row] = np.frombuffer(content, np.uint8, memory.shape[1], at)
+            at += memory.shape[1]
+        return True
 
     def copy(self, state: int, copy: int) -> None:
         """Keep what a state is now under another number."""

@@ -6,12 +6,14 @@ small model this shows at once, also where a large one would need thousands of t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from llmserve.graphs import StoredWeights
 from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime.causal import NEAR, original_length, small_model
-from llmserve_openvino.compare import LENGTHS, difference, window
+from llmserve_openvino.compare import LENGTHS, difference, seen_difference, window
 from llmserve_openvino.recurrent_layers import RECURRENT, STATE, keeps_states
 from llmserve_openvino.trace import convert
 
@@ -30,20 +32,11 @@ class Trial(NamedTuple):
     """Whether there was a small model. Otherwise the length is that of what may be left out."""
 
 
-def try_small(config: Any) -> Trial:
-    """Try a small model; a part that cannot be computed raises an :class:`UnservedError`."""
-    text_config = config.get_text_config()
-    limits = [window(text_config), original_length(text_config.to_dict())]
-    limit = min((each for each in limits if each), default=None)
-    if text_config.model_type in RECURRENT:
-        raise UnservedError(STATE)
-    model = small_model(config)
-    if model is None:
-        return Trial(limit, is_done=False)
-    stored = StoredWeights(model)
-    converted = convert(model, stored)
+@contextmanager
+def refusals(text_config: Any) -> Iterator[None]:
+    """Say of a model that fails while it is computed which part of it cannot be."""
     try:
-        far = difference(model, stored, converted, lengths=_FAR)
+        yield
     except IncompatibleError:
         raise UnservedError("has attention of a kind that OpenVINO cannot read in pages") from None
     except RuntimeError as error:
@@ -53,6 +46,27 @@ def try_small(config: Any) -> Trial:
         raise UnservedError(
             f"has a part that OpenVINO reads, but cannot compute ({line})"
         ) from None
+
+
+def try_small(config: Any, *, sees: bool = False) -> Trial:
+    """Try a small model; a part that cannot be computed raises an :class:`UnservedError`.
+
+    Of one that ``sees``, the part for texts is tried, also where some tokens stand for an image.
+    """
+    text_config = config.get_text_config()
+    limits = [window(text_config), original_length(text_config.to_dict())]
+    limit = min((each for each in limits if each), default=None)
+    if text_config.model_type in RECURRENT:
+        raise UnservedError(STATE)
+    model = small_model(text_config if sees else config)
+    if model is None:
+        return Trial(limit, is_done=False)
+    stored = StoredWeights(model)
+    converted = convert(model, stored)
+    with refusals(text_config):
+        far = difference(model, stored, converted, lengths=_FAR)
+        if sees and (off := seen_difference(model, stored, converted)) > TOLERANCE:
+            raise UnservedError(f"{DIFFERS.format(off)} where an image is")
     if far <= TOLERANCE:
         return Trial(None, is_done=True)
     within = [min(length, NEAR) for length in LENGTHS]

@@ -1,18 +1,21 @@
 """Ours beside vLLM on the CPU and llama.cpp: a real chat model, the same requests, in turns.
 
     python -m plugins.tools.bench.peers [--rounds 3] [--only openvino,vllm] [--beside 2]
+        [--adapters 8]
 
 The model is that of the tests (`make real-model`). Ours are measured through the gateway, vLLM and
 llama.cpp through their own servers, all as OpenAI endpoints. llama.cpp and "openvino kept" compute
 with the weights as they are in the file (Q4_1), the others with the same ones widened. With
---beside, so many processes compute meanwhile. Environments of the peers are made in build. A peer
-that cannot be had here is named with its reason, and left out. Run by build/vllm/bin/python, it
-compares vLLM in Triton with vLLM's own server.
+--beside, so many processes compute meanwhile. With --adapters, each but llama.cpp is served once
+more with so many random adapters of rank 16, which requests name in turn. Environments of the peers
+are made in build. A peer that cannot be had here is named with its reason, and left out. Run by
+build/vllm/bin/python, it compares vLLM in Triton with vLLM's own server.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import random
@@ -31,9 +34,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoModelForCausalLM
 
 from llmserve.errors import LLMServeError
 from llmserve.testing import LiveTriton
+from llmserve.testing.tiny_adapters import save_adapter
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan
 from llmserve_bench.prompts import Prompts
@@ -60,6 +65,16 @@ class Own:
     is_kept: bool = False
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What gets the requests, and the adapters that they name in turn."""
+
+    target: Target
+    adapters: tuple[str, ...] = ()
+
+
+Adapters = Mapping[str, Path]
+
 OURS: Mapping[str, Own] = {
     "openvino": Own("openvino"),
     "openvino int8": Own("openvino", {"weight_format": "int8"}),
@@ -69,6 +84,8 @@ OURS: Mapping[str, Own] = {
     "vllm in Triton": Own("vllm"),
 }
 _START = 300.0
+_RANK = 16
+_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _PAUSE = 2.0
 """Seconds between two targets: vLLM computes on for one after its last answer."""
 
@@ -156,56 +173,98 @@ def computing(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def ours(folder: Path, file: Path, names: Sequence[str]) -> Iterator[dict[str, Target]]:
+def random_adapters(folder: Path, count: int) -> Iterator[Adapters]:
+    """Write so many adapters for the products of the model's attention."""
+    with tempfile.TemporaryDirectory() as home:
+        if count:
+            model = AutoModelForCausalLM.from_pretrained(folder)
+        yield {
+            name: save_adapter(Path(home, name), model, targets=_PRODUCTS, seed=seed, rank=_RANK)
+            for seed, name in enumerate(f"adapter{n}" for n in range(count))
+        }
+
+
+@contextmanager
+def ours(
+    folder: Path, file: Path, engines: Sequence[str], adapters: Adapters
+) -> Iterator[dict[str, Measured]]:
     """Serve the model by these engines, behind one gateway."""
     with tempfile.TemporaryDirectory() as home, LiveTriton.start(Path(home) / "models") as live:
-        models = {}
-        for name in names:
+        models: dict[str, tuple[str, tuple[str, ...]]] = {}
+        named = ",".join(f"{name}={path}" for name, path in adapters.items())
+        for name in engines:
             own = OURS[name]
-            source = file if own.is_kept else folder
-            models[name] = live.build(own.plugin, str(source), **own.options)
+            source = str(file if own.is_kept else folder)
+            models[name] = live.build(own.plugin, source, **own.options), ()
+            if adapters:
+                model = live.build(own.plugin, source, **own.options, adapters=named)
+                models[_with(name, adapters)] = model, tuple(adapters)
         with gateway(live.server.grpc_url) as (address, _):
             yield {
-                name: Target(model, address, tokenizer=folder, api="completions")
-                for name, model in models.items()
+                name: Measured(Target(model, address, tokenizer=folder, api="completions"), names)
+                for name, (model, names) in models.items()
             }
 
 
-def targets_of(stack: ExitStack, chosen: Sequence[str], console: Console) -> dict[str, Target]:
+def targets_of(
+    stack: ExitStack, chosen: Sequence[str], count: int, console: Console
+) -> dict[str, Measured]:
     """Start all that is to be measured; say of a peer that it cannot be had, and why."""
     folder, file = converted_model(), real_model()
-    targets = stack.enter_context(ours(folder, file, [name for name in OURS if name in chosen]))
-    peers: Mapping[str, Callable[[], AbstractContextManager[str]]] = {
-        "vllm": partial(vllm, folder),
-        "llama.cpp": partial(llama, file),
-    }
-    for name in (name for name in peers if name in chosen):
+    adapters = stack.enter_context(random_adapters(folder, count))
+    own = [name for name in OURS if name in chosen]
+    targets = stack.enter_context(ours(folder, file, own, adapters))
+    starts: dict[str, tuple[Callable[[], AbstractContextManager[str]], tuple[str, ...]]] = {}
+    if "vllm" in chosen:
+        starts["vllm"] = partial(vllm, folder), ()
+        if adapters:
+            with_them = partial(vllm, folder, "bfloat16", *lora_options(adapters))
+            starts[_with("vllm", adapters)] = with_them, tuple(adapters)
+    if "llama.cpp" in chosen:
+        starts["llama.cpp"] = partial(llama, file), ()
+    for name, (start, names) in starts.items():
         console.print(f"starting {name}", style="dim")
         try:
-            address = stack.enter_context(peers[name]())
+            address = stack.enter_context(start())
         except (NotHad, NotMade) as error:
             console.print(f"{name} cannot be had: {error}", style="yellow")
         else:
-            targets[name] = Target(MODEL, address, tokenizer=folder, api="completions")
+            target = Target(MODEL, address, tokenizer=folder, api="completions")
+            targets[name] = Measured(target, names)
     return targets
 
 
-def greedy(load: Load) -> Load:
+def lora_options(adapters: Adapters) -> list[str]:
+    """Return vLLM's options for adapters by the names that ours have in OpenAI's API."""
+    modules = [f"{MODEL}:{name}={path}" for name, path in adapters.items()]
+    limits = ["--max-lora-rank", str(_RANK), "--max-loras", str(len(adapters))]
+    return ["--enable-lora", *limits, "--lora-modules", *modules]
+
+
+def _with(name: str, adapters: Adapters) -> str:
+    return f"{name}, {len(adapters)} adapters"
+
+
+def asked(load: Load, adapters: tuple[str, ...]) -> Load:
     """Ask for what ours do by default: others take the likeliest token only on request."""
-    return replace(load, options={**load.options, "temperature": 0})
+    return replace(load, options={**load.options, "temperature": 0}, adapters=adapters)
 
 
-def figures(target: Target, plan: Plan) -> Iterator[tuple[str, float]]:
+def figures(measured: Measured, plan: Plan) -> Iterator[tuple[str, float]]:
     """Yield the columns of the table with what is measured now."""
-    first = figures_of(run_load(target, greedy(FIRST), plan), FIRST)
+    target, adapters = measured.target, measured.adapters
+    first = figures_of(run_load(target, asked(FIRST, adapters), plan), FIRST)
     for count, load in STREAMS.items():
-        found = figures_of(run_load(target, greedy(load), plan), load)
+        found = figures_of(run_load(target, asked(load, adapters), plan), load)
         yield f"tokens/s x {count}", found[RATE]
-        yield f"first token x {count}, ms", (first if count == 1 else found)["ttft_p50"] * 1e3
+        yield (
+            f"first token x {count}, ms",
+            (first if count == 1 else found).get("ttft_p50", math.nan) * 1e3,
+        )
 
 
 def measure(
-    targets: dict[str, Target], rounds: int, console: Console
+    targets: dict[str, Measured], rounds: int, console: Console
 ) -> dict[str, dict[str, list[float]]]:
     """Return the figures of each target by column, a value for each round that it was whole in.
 
@@ -228,7 +287,7 @@ def measure(
 
 
 def one_round(
-    targets: dict[str, Target], turn: int, plan: Plan, console: Console
+    targets: dict[str, Measured], turn: int, plan: Plan, console: Console
 ) -> dict[str, dict[str, float]]:
     found = {}
     for name in random.Random(turn).sample(list(targets), len(targets)):
@@ -255,13 +314,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beside", type=int, default=0, metavar="PROCESSES")
+    parser.add_argument("--adapters", type=int, default=0, metavar="COUNT")
     parser.add_argument("--only", default=",".join(choices()))
     args = parser.parse_args()
     console = Console(stderr=True)
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            targets = targets_of(stack, args.only.split(","), console)
+            targets = targets_of(stack, args.only.split(","), args.adapters, console)
         except NotHad as error:
             sys.exit(f"The real model cannot be had: {error}")
         stack.enter_context(computing(args.beside))
@@ -275,7 +335,9 @@ def main() -> None:
     columns = next(iter(measured.values()))
     table = Table("", *columns, title=title, caption=caption)
     for name, found in measured.items():
-        table.add_row(titles.get(name, name), *(cell(values, 0) for values in found.values()))
+        program, comma, rest = name.partition(",")
+        cells = (cell(values, 0) for values in found.values())
+        table.add_row(f"{titles.get(program, program)}{comma}{rest}", *cells)
     Console(width=160).print(table)
 
 

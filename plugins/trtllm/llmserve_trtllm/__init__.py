@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
 """What every part that reads requests knows of the engine."""
+SEEN = "seen"
+"""What those settings call a model that reads images: where its processor is, and the limits."""
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    from llmserve.plugin import ADAPTER_OPTIONS
+    from llmserve.plugin import ADAPTER_OPTIONS, IMAGE_OPTIONS
     from llmserve_trtllm.options import OPTIONS, SAMPLING
 
     return [
@@ -33,7 +35,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime=LIMITS,
             modes=frozenset({"inflight", "batch"}),
             inputs=SAMPLING,
-            options=(*OPTIONS, *ADAPTER_OPTIONS),
+            options=(*OPTIONS, *ADAPTER_OPTIONS, *IMAGE_OPTIONS),
             # What its engines read is known by the TensorRT-LLM that builds them.
             quantised=lambda _: "kept",
             # No needs: an engine mostly runs on another machine, and its cache takes a share of

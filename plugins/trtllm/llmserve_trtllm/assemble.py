@@ -18,14 +18,17 @@ from llmserve.plugin import (
     check_causal,
     model_vocabulary,
     place_adapters,
+    seeing_files,
+    take_images,
     tokenizer_files,
     weight_files,
 )
-from llmserve_trtllm import LIMITS, engine, models, versions
+from llmserve_trtllm import LIMITS, SEEN, engine, models, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
 from llmserve_trtllm.old_tokenizers import suit_tokenizer
 from llmserve_trtllm.refusals import refuse
+from llmserve_trtllm.seeing import reads_images
 from llmserve_trtllm.target import DEFAULT_SIZE, INFLIGHT, BuildTarget, resolve_scheduler
 
 _STAGES = "llmserve_trtllm.runtime.stages"
@@ -103,8 +106,13 @@ def _assemble_engine(assembly: Assembly, target: BuildTarget) -> None:
 
 def _assemble_llmapi(assembly: Assembly, target: BuildTarget) -> None:
     options, context = assembly.options, assembly.context
-    check_causal(context.source, **allowed(context))
+    if reads_images(context, target.version):
+        target, image_limits = replace(target, sees=True), take_images(context)
+    else:
+        check_causal(context.source, **allowed(context))
+        image_limits = {}
     config = context.source.config()
+    config = config.get("text_config") or config
     own_length = config.get("max_position_embeddings") or config.get("n_positions") or 0
     lengths = [length for length in (options["max_seq_len"], own_length) if length]
     length = min(lengths, default=2048)
@@ -117,12 +125,19 @@ def _assemble_llmapi(assembly: Assembly, target: BuildTarget) -> None:
     }
     part = _add_engine(assembly, target, limits)
     files = weight_files(part.source, pickle=options["pickle"])
-    if target.guided:
+    if target.sees:
+        files = list(dict.fromkeys([*files, *seeing_files(part.source)]))
+    elif target.guided:
         files += tokenizer_files(part.source)
     placed = part.place(files, "model")
-    assembly.stage(part, _LLMAPI, settings={**placed, **models.llmapi_settings(target)})
-    if target.has_adapters:
-        limits |= _adapter_settings(assembly, part, placed)
+    settings = {**placed, **models.llmapi_settings(target), **image_limits}
+    assembly.stage(part, _LLMAPI, settings=settings)
+    source = _from_a_sibling(part, placed)
+    if target.sees:
+        limits[SEEN] = {**source, **image_limits}
+    elif target.has_adapters:
+        # They are with the ensemble, which is what has a name for users.
+        limits |= {"adapters_of": context.name, "source": source}
         assembly.prepare("generator", part)["settings"].update(limits)
         place_adapters(context, LIMITS, limits)
     _add_other_models(assembly, target, part, limits)
@@ -130,17 +145,12 @@ def _assemble_llmapi(assembly: Assembly, target: BuildTarget) -> None:
     write_launch_script(context, target, part.name, gpus)
 
 
-def _adapter_settings(
-    assembly: Assembly, part: BuildContext, placed: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Say where the adapters are, and the model that they are for.
-
-    They are with the ensemble, which is what has a name for users; all parts lie beside it.
-    """
+def _from_a_sibling(part: BuildContext, placed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the ensemble and its parts, which lie beside each other, find the model."""
     source = dict(placed)
     if "path" in placed and not Path(placed["path"]).is_absolute():
         source["path"] = f"../../{part.name}/{part.folder.name}/{placed['path']}"
-    return {"adapters_of": assembly.context.name, "source": source}
+    return source
 
 
 def _add_engine(assembly: Assembly, target: BuildTarget, limits: Mapping[str, Any]) -> BuildContext:
@@ -198,6 +208,7 @@ def _add(
     has_nvidia_names = assembly.context.name == "ensemble"
     names = {"name": name} if has_nvidia_names else {"suffix": name}
     part = assembly.add(**names, max_batch_size=size)
+    part.taken.extend(assembly.context.taken)
     if limits:
         assembly.prepare("generator", part)["settings"].update(limits)
     return part

@@ -144,7 +144,8 @@ def llmapi_settings(target: BuildTarget) -> Mapping[str, Any]:
     kv_cache = {
         "free_gpu_memory_fraction": options["kv_cache_free_gpu_mem_fraction"],
         "max_tokens": options["max_tokens_in_paged_kv_cache"] or "",
-        "enable_block_reuse": options["enable_kv_cache_reuse"],
+        # See seeing.py.
+        "enable_block_reuse": False if target.sees else options["enable_kv_cache_reuse"],
     }
     copied = (
         "stand_in", "dtype", "tensor_parallel", "pipeline_parallel",
@@ -234,9 +235,12 @@ def _request_settings(target: BuildTarget) -> dict[str, Any]:
 def _declare(
     config: ModelConfig, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, copies: Any = 1
 ) -> None:
+    # A model that reads images has taken its input for them.
+    taken = {field.name for field in config.input}
+    inputs = [tensor for tensor in inputs if tensor.name not in taken]
     add_inputs(config, inputs)
     add_outputs(config, outputs)
-    for field, tensor in zip(config.input, inputs, strict=True):
+    for field, tensor in zip(config.input[len(taken) :], inputs, strict=True):
         if isinstance(tensor, Row) and tensor.scalar:
             # A reshape to no dimensions: the backend sees only the batch dimension.
             field.reshape.SetInParent()

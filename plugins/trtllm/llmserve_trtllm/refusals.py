@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llmserve.plugin import ADAPTER_OPTIONS, IncompatibleError, Value
+from llmserve.plugin import ADAPTER_OPTIONS, IMAGE_OPTIONS, IncompatibleError, Value
 from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.target import ALIAS, INFLIGHT, NO_EVICT, STATIC
 from llmserve_trtllm.versions import (
     FIRST_ADAPTERS,
     FIRST_CONFIGURABLE,
+    FIRST_IMAGES,
     FIRST_LLMAPI,
     Version,
     since,
@@ -44,6 +45,7 @@ def _refusals(options: Mapping[str, Value], version: Version) -> Refusals:
     if version < FIRST_CONFIGURABLE:
         yield from _of_the_tutorials_version(options, version)
     yield from _of_adapters(options, version)
+    yield from _of_images(options, version)
     if options["layout"] == "llmapi":
         yield from _of_the_llm_api(options, version)
     else:
@@ -84,6 +86,18 @@ def _of_adapters(options: Mapping[str, Value], version: Version) -> Refusals:
     elif version < FIRST_ADAPTERS:
         problem = f"the LLM API of TensorRT-LLM {version} cannot load an adapter again"
         yield problem, f"leave out {chosen[0]}, or build for {FIRST_ADAPTERS} or later"
+
+
+def _of_images(options: Mapping[str, Value], version: Version) -> Refusals:
+    chosen = [each.name for each in IMAGE_OPTIONS if options[each.name] != each.default]
+    # With max_images 0 a model is for text alone, as one without images is anyway.
+    if not chosen or not options["max_images"]:
+        return
+    hint = f"build with --set layout=llmapi, for {FIRST_IMAGES} or later, or leave out {chosen[0]}"
+    if options["layout"] != "llmapi":
+        yield f"an engine reads no images here: {chosen[0]} has no effect", hint
+    elif version < FIRST_IMAGES:
+        yield f"TensorRT-LLM {version} reads no images here: {chosen[0]} has no effect", hint
 
 
 def _of_the_llm_api(options: Mapping[str, Value], version: Version) -> Refusals:

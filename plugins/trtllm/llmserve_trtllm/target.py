@@ -38,6 +38,8 @@ class BuildTarget:
     batching: str
     scheduler: str
     streams: bool
+    sees: bool = False
+    """Whether its model reads images."""
 
     @property
     def image(self) -> str | None:
@@ -69,7 +71,7 @@ class BuildTarget:
     @property
     def has_adapters(self) -> bool:
         """Whether requests can name adapters."""
-        return "adapter" in self.engine_names
+        return "adapter" in self.engine_names and not self.sees
 
     @property
     def engine_echoes(self) -> bool:
@@ -97,6 +99,7 @@ class BuildTarget:
         exists = {
             "": True, "engine": not self.is_llmapi, "llmapi": self.is_llmapi,
             "guided": self.guided, "stream": self.streams, "whole": not self.streams,
+            "images": self.sees,
         }  # fmt: skip
         return [
             replace(row, data_type=self.options.get(row.data_type, row.data_type))

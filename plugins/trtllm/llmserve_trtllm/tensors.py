@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from llmserve.plugin import Tensor
-from llmserve_trtllm.versions import ALL, FIRST_ADAPTERS, LATER, ONLY_0_5, Range, since
+from llmserve_trtllm.versions import (
+    ALL,
+    FIRST_ADAPTERS,
+    FIRST_IMAGES,
+    LATER,
+    ONLY_0_5,
+    Range,
+    since,
+)
 
 BOOL = "TYPE_BOOL"
 FP16 = "TYPE_FP16"
@@ -29,7 +37,7 @@ class Row(Tensor):
     A ``data_type`` in lower case is the name of the option that holds the type. ``only`` is the
     kind of build that has the tensor: with the layout ``engine`` (the LLM API has no counterpart)
     or ``llmapi``, ``guided`` with a guided_decoding_backend, ``stream`` if the engine is decoupled,
-    ``whole`` if it is not.
+    ``whole`` if it is not, ``images`` if the model reads them.
     """
 
     optional: bool = False
@@ -47,6 +55,10 @@ _engine_only = partial(_later, only="engine")
 # A name, which NVIDIA's model has as lora_id, lora_name and lora_path: no client names a path here.
 _adapter = partial(
     Row, data_type=STRING, optional=True, only="llmapi", versions=since(str(FIRST_ADAPTERS))
+)
+# As NVIDIA's own model has it from some release after 1.2 on.
+_images = partial(
+    Row, data_type=STRING, dims=(-1,), only="images", versions=since(str(FIRST_IMAGES))
 )
 _score = partial(Row, only="engine", versions=LATER)
 
@@ -150,6 +162,7 @@ ENGINE_INPUTS = (
     _engine_only("lookahead_ngram_size", INT32, ragged=True),
     _engine_only("lookahead_verification_set_size", INT32, ragged=True),
     _adapter("adapter"),
+    _images("image_url", optional=True, ragged=True),
 )
 
 ENGINE_OUTPUTS = (
@@ -238,6 +251,7 @@ CLIENT_LLMSERVE = (
     _later("choice", STRING, (-1,), ragged=True, only="guided"),
     _later("regex", STRING, only="guided"),
     _adapter("adapter"),
+    _images("image_url", optional=True, ragged=True),
 )
 
 # Inputs that are sent to the engine unchanged.
@@ -308,6 +322,7 @@ PREPROCESSING_EXTRA_OUTPUTS = (
     Row("OUT_STREAM", BOOL, only="stream"),
     Row("REQUEST", STRING, only="whole"),
     _adapter("OUT_ADAPTER", optional=False),
+    _images("OUT_IMAGE_URL"),
 )
 
 POSTPROCESSING_INPUTS = (
@@ -375,5 +390,6 @@ ENGINE_NAMES = {
     "OUT_GUIDED_DECODING_GUIDE": "guided_decoding_guide",
     "OUT_STREAM": "streaming",
     "OUT_ADAPTER": "adapter",
+    "OUT_IMAGE_URL": "image_url",
     "OUT_EXCLUDE_INPUT_IN_OUTPUT": "exclude_input_in_output",
 }

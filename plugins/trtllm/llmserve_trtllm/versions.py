@@ -97,8 +97,8 @@ page. The version of an unlisted tag is not guessed.
 """
 
 BROUGHT = (
-    "accelerate", "huggingface-hub", "numpy", "safetensors", "sentencepiece", "tensorrt-llm",
-    "tokenizers", "torch", "transformers",
+    "accelerate", "huggingface-hub", "numpy", "pillow", "safetensors", "sentencepiece",
+    "tensorrt-llm", "tokenizers", "torch", "transformers",
 )  # fmt: skip
 """Packages installed with TensorRT-LLM: other versions of them may break it."""
 
@@ -110,6 +110,10 @@ FIRST_LLMAPI = Version(1, 0)
 # The first version that loads an adapter again which it has evicted; a request for one fails in 1.0
 # (NVIDIA/TensorRT-LLM#6510).
 FIRST_ADAPTERS = Version(1, 1)
+# The first version whose LLM API is known to read images: what was read of its sources is of about
+# that time. NVIDIA's own model for Triton has them later (NVIDIA/TensorRT-LLM#18381), which needed
+# no change elsewhere than in that model, and was begun on 1.2.1.
+FIRST_IMAGES = Version(1, 2)
 # The newest version that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
 DEFAULT = Version(1, 2, 1)
 OLDEST_TRITON = "25.08"

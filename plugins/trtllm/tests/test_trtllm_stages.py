@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 from llmserve.contract.failures import read
-from llmserve.runtime import Answer, Params, Parts, Prompt, RequestError, TextFormatter
+from llmserve.runtime import (
+    Answer,
+    Params,
+    Parts,
+    Prompt,
+    RequestError,
+    SeenPrompt,
+    TextFormatter,
+)
 from llmserve.testing import (
     ByteTokenizer,
     FakeBackendUtils,
@@ -403,6 +411,72 @@ def test_several_answers_need_the_ensemble() -> None:
     error = Exchange(b"hi", num_return_sequences=np.array([[2]], np.int32)).last.error
     assert error is not None
     assert "stream_through=ensemble" in error.message()
+
+
+class Seeing(EngineLimits):
+    """Reads nine tokens where a prompt has one with a mark."""
+
+    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
+        assert (text, len(urls)) == ("<>what?", 1)
+        return SeenPrompt([97] * 9, [97])
+
+
+class Rendering(ByteTokenizer):
+    def render_chat(self, messages: Sequence[Any]) -> str:
+        parts = messages[0]["content"]
+        return "".join(part.get("text", "<>") for part in parts)
+
+
+SHOWN = [{"type": "image"}, {"type": "text", "text": "what?"}]
+SHOWING: dict[str, Any] = {
+    **SETTINGS,
+    "makes": {**SETTINGS["makes"], "OUT_IMAGE_URL": "TYPE_STRING", "REQUEST": "TYPE_STRING"},
+    "engine_names": {**SETTINGS["engine_names"], "OUT_IMAGE_URL": "image_url"},
+    "names": {"MESSAGES": "messages", "IMAGE_URL": "image_url"},
+}
+
+
+def showing(**changes: Any) -> Parts:
+    known = frozenset({"messages", "image_url", "prompt_only"})
+    return parts(generator=Seeing(LIMITS, Path()), tokenizer=Rendering(), inputs=known, **changes)
+
+
+@pytest.mark.parametrize("about", [{}, {"prompt_only": True}])
+def test_preprocessing_counts_what_the_model_reads_and_passes_marks_and_images_on(
+    about: dict[str, bool],
+) -> None:
+    messages = json.dumps([{"role": "user", "content": SHOWN}])
+    inputs = {"MESSAGES": texts([messages]), "IMAGE_URL": texts(["data:1"]), **about}
+    outputs = tensors(answer_of(Preprocessing(SHOWING, Path()), inputs, showing()))
+    assert outputs["INPUT_ID"].tolist() == [[97]]
+    assert outputs["OUT_IMAGE_URL"].tolist() == [[b"data:1"]]
+    assert json.loads(outputs["REQUEST"][0, 0])["input_tokens"] == 9
+
+
+def test_a_prompt_without_images_is_sent_whole_with_none() -> None:
+    text = json.dumps([{"role": "user", "content": "abc"}])
+    inputs = {"MESSAGES": texts([text]), "prompt_only": True}
+    outputs = tensors(answer_of(Preprocessing(SHOWING, Path()), inputs, showing()))
+    assert outputs["OUT_IMAGE_URL"].tolist() == [[b""]]
+    assert outputs["INPUT_ID"].shape[1] > 1
+
+
+def test_the_orchestrator_does_the_same() -> None:
+    sent: list[Any] = []
+
+    def answer(request: Any) -> Iterator[FakeResponse]:
+        sent.append({tensor.name(): tensor.as_numpy().tolist() for tensor in request.inputs()})
+        yield engine_response(b"hi")
+
+    stage = Orchestrator({**SHOWING, "streams": True}, Path())
+    stage.start(showing(pb_utils=FakeBackendUtils(models={"tensorrt_llm": answer}), decoupled=True))
+    messages = json.dumps([{"role": "user", "content": SHOWN}])
+    request = FakeRequest({"messages": texts([messages]), "image_url": texts(["data:1"])})
+    stage.execute([request])
+    ((inputs,), last) = sent, tensors(request.responses[-1])
+    assert (inputs["input_ids"], inputs["input_lengths"]) == ([[97]], [[1]])
+    assert inputs["image_url"] == [[b"data:1"]]
+    assert last["num_input_tokens"].tolist() == [[9]]
 
 
 class Result:

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmserve.plugin import (
     ADAPTER_OPTIONS,
+    IMAGE_OPTIONS,
     BuildContext,
     Generator,
     ModelSize,
@@ -49,7 +50,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             ),
             outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
-            options=(*OPTIONS, *ADAPTER_OPTIONS),
+            options=(*OPTIONS, *ADAPTER_OPTIONS, *IMAGE_OPTIONS),
             requires=("llmserve-vllm",),
         )
     ]

@@ -118,7 +118,9 @@ class VllmStepper:
         params = sampling_params(
             generation, self._tokenizer, vocabulary=self._model.vocabulary, answered=answered
         )
-        prompt = generation.prompt_ids + generation.token_ids[:answered]
+        ids = generation.prompt_ids + generation.token_ids[:answered]
+        seen = generation.images
+        prompt = library.tokens_input(ids) if seen is None else {**seen, "prompt_token_ids": ids}
         name = str(next(self._names))
         if number is None:
             number = generation.params.priority_class
@@ -126,7 +128,7 @@ class VllmStepper:
         try:
             self._model.engine.add_request(
                 name,
-                library.tokens_input(prompt),
+                prompt,
                 params,
                 lora_request=self._model.adapters.request(key) if key else None,
                 **classes,
@@ -246,7 +248,8 @@ def _push(running: _Running, output: Any) -> None:
             generation.push(token)
         else:
             count = params.logprobs_count or 0
-            generation.push(token, logprob=logprobs_of(position, token, count))
+            found = logprobs_of(position, token, count, generation.scored)
+            generation.push(token, logprob=found)
     if output.finished and not generation.done:
         if answer.finish_reason not in _NATURAL_ENDS:
             raise RuntimeError(f"vLLM ended the request: {answer.finish_reason}")

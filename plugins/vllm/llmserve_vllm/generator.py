@@ -11,6 +11,8 @@ from llmserve.runtime import (
     DEFAULT_ADAPTER_MB,
     Adapters,
     Generation,
+    ImageProcessor,
+    SeenPrompt,
     Stepper,
     Tokenizer,
     adapter_names,
@@ -28,6 +30,8 @@ class VllmGenerator:
 
         self._folder, self._settings = folder, settings
         self._model = Model(settings, *located(settings, folder), folder)
+        self._images = ImageProcessor(settings, folder)
+        self.about_images = self._images.about
         self._stepper: Stepper | None = None
         self.context_length: int | None = self._model.context_length
         self.eos_ids = self._model.eos_ids
@@ -39,6 +43,10 @@ class VllmGenerator:
     def adapters(self) -> list[str]:
         """The names that requests may give at the moment."""
         return adapter_names(self._folder)
+
+    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
+        """Return a conversation and its images as vLLM's own processor makes them."""
+        return self._model.seen(*self._images.marked(text, urls))
 
     @staticmethod
     def environment(settings: Mapping[str, Any], folder: Path) -> Mapping[str, str]:

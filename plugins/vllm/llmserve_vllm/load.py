@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmserve.runtime import RequestError, SeenPrompt
+from llmserve.runtime.contract import IMAGE_LIMITS
 from llmserve_vllm import library, workarounds
 from llmserve_vllm.adapters import VllmAdapters, lora_arguments
+from llmserve_vllm.translate import first_line
 
 LOG = logging.getLogger(__name__)
 # On a CPU, vLLM would take nearly all memory for its cache.
@@ -64,6 +67,8 @@ class Model:
         """Whether vLLM is told the classes of requests, which it only heeds under this policy."""
         self.usage = Usage()
         self._engine: Any = self._load()
+        # Requests are read in another thread than the one that may load the engine again.
+        self._renderer = self._engine.renderer
         config = self._engine.vllm_config
         self.context_length = int(config.model_config.max_model_len)
         self.vocabulary = int(config.model_config.get_vocab_size())
@@ -77,6 +82,16 @@ class Model:
             LOG.warning("llmserve: the model is loaded again, because a step of vLLM has failed")
             self._engine = self._load()
         return self._engine
+
+    def seen(self, ids: Sequence[int], images: Sequence[Any]) -> SeenPrompt:
+        """Return what vLLM makes of a prompt that has a mark for each image, and of the images."""
+        prompt = {"prompt_token_ids": [*ids], "multi_modal_data": {"image": [*images]}}
+        try:
+            (found,) = self._renderer.render_cmpl([prompt])
+        except ValueError as error:
+            problem = f"vLLM refuses these images: {first_line(error)}"
+            raise RequestError(problem, code="invalid_value", param="image_url") from None
+        return SeenPrompt([*found["prompt_token_ids"]], found)
 
     def discard(self) -> None:
         """Free an engine that has failed."""
@@ -111,11 +126,24 @@ def _arguments(
         "dtype": settings["dtype"],
         # Those that check constraints before vLLM does: a form means the same to both.
         "structured_outputs_config": {"backend": "guidance"},
+        **_image_arguments(settings),
         **settings["engine_args"],
     }
     if revision := options.get("revision"):
         arguments |= {"revision": revision, "tokenizer_revision": revision}
     return arguments
+
+
+def _image_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a model that reads images."""
+    if IMAGE_LIMITS not in settings:
+        return {}
+    # Its cache of what it made of images has to see them in the order in which the engine gets
+    # them, and a request that is read may be refused before.
+    return {
+        "limit_mm_per_prompt": {"image": settings[IMAGE_LIMITS]["images"]},
+        "mm_processor_cache_gb": 0,
+    }
 
 
 def _check_device(device: str) -> None:

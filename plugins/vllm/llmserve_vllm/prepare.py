@@ -19,6 +19,9 @@ from llmserve.plugin import (
     near,
     place_adapters,
     place_instances,
+    seeing_files,
+    sees_images,
+    take_images,
     tokenizer_files,
     weight_files,
 )
@@ -27,8 +30,8 @@ from llmserve_vllm.options import chosen_args, other_args
 IMAGE = "nvcr.io/nvidia/tritonserver:26.08-vllm-python-py3"
 """NVIDIA's newest image with vLLM among those whose Triton llmserve knows."""
 BROUGHT = (
-    "huggingface-hub", "llguidance", "numpy", "safetensors", "tokenizers", "torch", "transformers",
-    "vllm",
+    "huggingface-hub", "llguidance", "numpy", "pillow", "safetensors", "tokenizers", "torch",
+    "transformers", "vllm",
 )  # fmt: skip
 """Packages that the image has for its vLLM: other versions of them may break it."""
 
@@ -42,18 +45,22 @@ print(json.dumps([field.name for field in dataclasses.fields(EngineArgs)]))
 
 def prepare(context: BuildContext) -> Mapping[str, Any]:
     source, options = context.source, context.options
-    check_causal(source, **allowed(context))
+    seeing = sees_images(source)
+    limits = take_images(context) if seeing else {}
+    if not seeing:
+        check_causal(source, **allowed(context))
     others = other_args(options)
     _check_names(others, context)
     # One process drives all GPUs; another instance would want the same ones.
     place_instances(context.config, "auto", 1)
     context.container = Container(IMAGE, BROUGHT)
     weights = weight_files(source, pickle=bool(options["pickle"]))
-    files = dict.fromkeys([*weights, *tokenizer_files(source)])
+    files = dict.fromkeys([*weights, *(seeing_files if seeing else tokenizer_files)(source)])
     placed = context.place(files, "model")
     place_adapters(context, "llmserve_vllm.generator:VllmGenerator", placed)
     return {
         **placed,
+        **limits,
         "dtype": _dtype(str(options["dtype"]), source.config()),
         "device": options["device"],
         "engine_args": {**chosen_args(options), **others},

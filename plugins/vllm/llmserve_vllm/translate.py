@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,6 +37,14 @@ def sampling_params(
     _check_ranges(params)
     stops = () if params.ignore_eos else generation.eos_ids
     length = generation.max_tokens - answered
+    # Its scores have padding after the last token that is one.
+    scored = [token for token in generation.scored if token < vocabulary]
+    if scored and not hasattr(library.SamplingParams, "logprob_token_ids"):
+        raise RequestError(
+            "this version of vLLM tells no log-probabilities of given tokens",
+            code="unsupported_option",
+            param="logprobs_of",
+        )
     found = library.SamplingParams(
         **_sampling(params),
         max_tokens=length,
@@ -44,12 +53,14 @@ def sampling_params(
         ignore_eos=True,
         stop_token_ids=sorted(token for token in stops if token < vocabulary),
         logit_bias={t: b for t, b in params.logit_bias.items() if t < vocabulary} or None,
-        logprobs=params.logprobs_count,
+        # Of named tokens, vLLM takes no other count than theirs.
+        logprobs=None if scored else params.logprobs_count,
         prompt_logprobs=params.prompt_logprobs if not answered else None,
         structured_outputs=_form(params),
         detokenize=False,
         output_kind=library.RequestOutputKind.DELTA,
         skip_clone=True,
+        **({"logprob_token_ids": scored} if scored else {}),
     )
     if params.bad_words:
         ids = _ids_of(params.bad_words, tokenizer)
@@ -77,8 +88,14 @@ def is_repeatable(params: Params) -> bool:
     return params.seed is not None or form_of(params) is not None
 
 
-def logprobs_of(chosen: Mapping[int, Any], token: int, count: int) -> Logprob:
-    """Return a token's log-probability and those of the ``count`` likeliest, as vLLM has them."""
+def logprobs_of(
+    chosen: Mapping[int, Any], token: int, count: int, named: Sequence[int] = ()
+) -> Logprob:
+    """Return a token's log-probability, as vLLM has it, and those of the ``count`` likeliest or of
+    the ``named``."""
+    if named:
+        scores = ((one, chosen[one].logprob if one in chosen else -math.inf) for one in named)
+        return Logprob(token, chosen[token].logprob, tuple(Logprob(*each) for each in scores))
     likeliest = sorted(chosen.items(), key=lambda item: (-item[1].logprob, item[0]))[:count]
     top = tuple(Logprob(other, found.logprob) for other, found in likeliest)
     return Logprob(token, chosen[token].logprob, top)

@@ -118,6 +118,22 @@ def test_arguments_are_checked_with_the_installed_vllm(
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_a_model_that_sees_is_placed_with_its_processor_and_takes_images(tmp_path: Path) -> None:
+    from llmserve.testing.tiny_seeing import save_seeing
+
+    source = save_seeing("idefics3", tmp_path / "model")
+    output = tmp_path / "models"
+    folder = llmserve.build(
+        "vllm", str(source), output=output, name="seeing", max_images=3
+    ).folder  # fmt: skip
+    assert "image_url" in [tensor.name for tensor in read_config(folder).input]
+    settings = settings_of(folder)
+    assert settings["image_limits"] == {"images": 3, "megabytes": 20, "megapixels": 25}
+    files = {path.name for path in (folder / "1" / settings["path"]).iterdir()}
+    assert {"processor_config.json", "tokenizer.json", "model.safetensors"} <= files
+    assert "pillow==" not in (output / "Dockerfile").read_text(encoding="utf-8"), "the image has it"
+
+
 def test_where_there_is_no_vllm_a_check_says_where_to_find_it(tmp_path: Path) -> None:
     built(tmp_path)
     (problem,) = check_repository(tmp_path)

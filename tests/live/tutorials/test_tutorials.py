@@ -143,6 +143,12 @@ class Sequences:
     def values_curl(self, texts: Sequence[str]) -> str:
         raise NotImplementedError
 
+    def decide(self, state: str, questions: Mapping[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def decide_curl(self, state: str, questions: Mapping[str, Any]) -> str:
+        raise NotImplementedError
+
     def describe(self) -> dict[str, str]:
         return {}
 

@@ -78,6 +78,12 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the processor compute in 16 bits, as those of most servers do."""
+    monkeypatch.setattr("llmserve.plugins.size.computes_in", lambda *_: True)
+
+
+@pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that says what this machine has left."""
 
@@ -336,7 +342,9 @@ def test_a_quantised_checkpoint_takes_what_its_numbers_and_the_others_take(
     assert needs["openvino"].mapped == pytest.approx(kept + 2 * others, rel=0.01)
 
 
-def test_a_quantised_checkpoint_that_does_not_fit_is_refused(tmp_path: Path, left: Any) -> None:
+def test_a_quantised_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, left: Any, halves: None
+) -> None:
     model = quantised_llama(tmp_path / "model", QUANTISED["gptq"][0], _gptq)
     left(free=0.5 * GB)
     with pytest.raises(ShortageError, match=r"serving it \(weights 302 MB"):
@@ -544,7 +552,7 @@ def test_what_is_loaded_from_the_hub_is_what_counts(hub: Hub) -> None:
     assert (size.packed.bytes, size.packed.parameters) == (300, int(300 * 8 / (4 + 20 / 128)))
 
 
-def test_what_fits_is_built_as_it_was_asked_for(small: Path, left: Any) -> None:
+def test_what_fits_is_built_as_it_was_asked_for(small: Path, left: Any, halves: None) -> None:
     left(free=8 * GB)
     choice, said = fitted(small, "hf")
     assert choice.spec.options == {}
@@ -570,7 +578,9 @@ def test_what_does_not_fit_is_refused_with_what_would(small: Path, left: Any) ->
     assert said == [f"note: {problem.partition(': ')[2]}: it may fail, or be killed"]
 
 
-def test_another_plugin_is_named_if_it_is_the_one_that_fits(small: Path, left: Any) -> None:
+def test_another_plugin_is_named_if_it_is_the_one_that_fits(
+    small: Path, left: Any, halves: None
+) -> None:
     left(free=1.3 * GB)
     choice, _ = fitted(small, "hf", change=True)
     assert choice.plugin == choice.spec.plugin == "openvino"

@@ -117,7 +117,7 @@ def test_a_part_of_a_recipe_can_be_replaced(tmp_path: Path) -> None:
     ("words", "incomplete", "expected"),
     [
         (["build"], "--plugin=h", ["hf"]),
-        (["build", "--model"], "de", ["demo", "de"]),
+        (["build", "--model"], "de", ["demo", "demo-vision", "de"]),
         (["build", "--model"], "acme/", ["acme/tiny", "acme/"]),
         (["build", "--plugin", "hf", "--set"], "deco", ["decoupled="]),
         (["build", "--set"], "max_tok", ["max_tokens="]),

@@ -93,6 +93,73 @@ def test_a_server_of_another_kind_is_only_asked_for_answers() -> None:
     assert client.requests == [{"model": "m", "messages": [{"role": "user", "content": "one"}]}]
 
 
+IMAGE = b"\xff\xd8\xff\xe0 photo"
+URL = "data:image/jpeg;base64,/9j/4CBwaG90bw=="
+
+
+def test_an_image_goes_with_the_next_message_and_stays_in_the_conversation(tmp_path: Path) -> None:
+    (tmp_path / "my photo.jpg").write_bytes(IMAGE)
+    client = client_of("messages", "image_url")
+    conversation = Conversation(client, "m")
+    words = "1 image will go with the next message"
+    assert run_command(conversation, "/image").startswith("no images will go with the next")
+    assert run_command(conversation, f"/image '{tmp_path}/my photo.jpg'") == words
+    client.error = UnreachableError("gone")
+    with pytest.raises(UnreachableError):
+        list(conversation.ask("one"))
+    client.error = None
+    list(conversation.ask("one"))
+    list(conversation.ask("two"))
+    assert client.requests[-1] == {
+        "model": "m", "fill_context": True, "image_url": [URL],
+        "messages": [
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "one"}]},
+            {"role": "assistant", "content": "answer end"},
+            {"role": "user", "content": "two"},
+        ],
+    }  # fmt: skip
+    run_command(conversation, f"/save {tmp_path}/talk.md")
+    assert "(1 image)\n\none" in (tmp_path / "talk.md").read_text()
+    run_command(conversation, f"/save {tmp_path}/talk.json")
+    assert URL in (tmp_path / "talk.json").read_text()
+    run_command(conversation, "/reset")
+    list(conversation.ask("three"))
+    assert "image_url" not in client.requests[-1]
+
+
+def test_a_server_of_another_kind_gets_images_in_parts(tmp_path: Path) -> None:
+    class OnlyStream:
+        def __init__(self, client: ScriptedClient) -> None:
+            self.stream = client.stream
+
+    (tmp_path / "a.jpg").write_bytes(IMAGE)
+    client = client_of()
+    conversation = Conversation(OnlyStream(client), "m")
+    run_command(conversation, f"/image {tmp_path}/a.jpg")
+    list(conversation.ask("one"))
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    content = [part, {"type": "text", "text": "one"}]
+    assert client.requests == [{"model": "m", "messages": [{"role": "user", "content": content}]}]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [("a b", "/image takes a file: as in"), ("/no/such", "/no/such is no file"),
+     ("/dev/zero", "/dev/zero is no file"), ("~", "is no file")],
+)  # fmt: skip
+def test_what_is_no_image_file_is_refused_at_once(argument: str, words: str) -> None:
+    conversation = Conversation(client_of("messages", "image_url"), "m")
+    with pytest.raises(UsageError, match=words):
+        run_command(conversation, f"/image {argument}")
+    assert not conversation.waiting
+
+
+def test_a_model_of_text_is_shown_no_images(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(IMAGE)
+    with pytest.raises(UsageError, match="m reads only text"):
+        run_command(Conversation(client_of("messages"), "m"), f"/image {tmp_path}/a.jpg")
+
+
 @pytest.fixture
 def conversation() -> Conversation:
     return Conversation(client_of("messages"), "m", clock=iter(range(100)).__next__)
@@ -138,7 +205,17 @@ def test_commands_change_the_conversation(conversation: Conversation) -> None:
         run("/model missing")
     assert conversation.model == "other"
     text = run("/help")
-    for name in ("/help", "/reset", "/system", "/save", "/model", "/stats", "/bye", "Ctrl-C"):
+    for name in (
+        "/help",
+        "/reset",
+        "/system",
+        "/image",
+        "/save",
+        "/model",
+        "/stats",
+        "/bye",
+        "Ctrl-C",
+    ):
         assert name in text
     assert max(map(len, text.splitlines())) <= 72
     with pytest.raises(Ended):

@@ -205,7 +205,7 @@ def test_a_prompt_that_is_not_valid_text_is_refused() -> None:
 def test_the_client_beside_a_model_uses_the_names_of_the_contract() -> None:
     """It is one file that imports nothing of llmserve."""
     inputs = {"text_input", *OPTIONS}
-    own = {"url", "model", "json", "timeout", "prompt", "help"}
+    own = {"url", "model", "json", "timeout", "pin", "prompt", "help"}
     assert {action.dest for action in script._parser()._actions} - own <= inputs
     assert ASK_FOR_COUNTS[0] in inputs
     options = {str(param.name) for param in query.params}

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.grpc import model_config_pb2
 
 from llmserve.builder.client_script import client_script
-from llmserve.client import messages, script, value_script
+from llmserve.client import messages, script, script_parts, value_script
+from llmserve.contract import passport
 from llmserve.contract.tensors import TYPES
 
 
@@ -62,3 +64,66 @@ def test_a_line_of_values_is_json_and_cannot_control_the_terminal() -> None:
     assert json.loads(line) == values
     assert "gr\u00fcn" in line
     assert line.removesuffix("\n").isprintable()
+
+
+OWN = passport.Passport(*(f"{number:02x}" * 32 for number in range(6))).fingerprint
+
+
+def config_with(fingerprint: str) -> Any:
+    config = model_config_pb2.ModelConfig(name="m")
+    if fingerprint:
+        config.parameters[script_parts.FINGERPRINT].string_value = fingerprint
+    return config
+
+
+def test_a_pinned_model_is_the_one_of_its_fingerprint() -> None:
+    assert script_parts.FINGERPRINT == passport.DECLARED
+    assert tuple(part.replace("_", " ") for part in passport.PARTS) == script_parts.PARTS
+    script_parts.check_pin(config_with(""), None)
+    script_parts.check_pin(config_with(OWN), OWN)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_another_model_is_refused_with_what_has_changed(at: int) -> None:
+    parts = OWN.split("-")
+    parts[at] = parts[at][:-1] + "7"
+    pinned = "-".join(parts)
+    with pytest.raises(script_parts.RequestError) as refused:
+        script_parts.check_pin(config_with(OWN), pinned)
+    assert refused.value.exit_code == script_parts.INCOMPATIBLE
+    (part,) = passport.changed_parts(pinned, OWN)
+    assert f"it has other {part.replace('_', ' ')} (its own is {OWN})" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("pin", "own", "code"), [("demo", OWN, 2), ("fp_abc", OWN, 2), (OWN, "", 3)]
+)
+def test_a_pin_that_cannot_be_compared_is_no_match(pin: str, own: str, code: int) -> None:
+    with pytest.raises(script_parts.RequestError) as refused:
+        script_parts.check_pin(config_with(own), pin)
+    assert refused.value.exit_code == code
+
+
+def test_only_the_client_of_a_model_that_reads_images_takes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = [tmp_path / "a.png", tmp_path / "b.jpg"]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    asked = ["What?", "--image", str(files[0]), "--image", str(files[1])]
+    inputs = ["image_url", "max_tokens"]
+    monkeypatch.setattr(script, "about_model", lambda: {"contract": {"inputs": inputs}})
+    assert script._parser().parse_args(asked).images == [*map(str, files)]
+    assert script._parser().parse_args(["What?"]).images == []
+    for about in ({"contract": {"inputs": ["max_tokens"]}}, {"name": "m"}):
+        monkeypatch.setattr(script, "about_model", lambda about=about: about)
+        assert "--image" not in script._parser().format_help()
+        assert "images" not in vars(script._parser().parse_args(["What?"]))
+    sent = script._shown("What?", [files[0], b"b.jpg"])
+    assert [url.partition(",")[2] for url in sent["image_url"]] == ["YS5wbmc=", "Yi5qcGc="]
+    (message,) = json.loads(sent["messages"])
+    assert message["role"] == "user"
+    assert message["content"] == [{"type": "image"}] * 2 + [{"type": "text", "text": "What?"}]
+    assert script._shown("What?", []) == {}
+    with pytest.raises(script_parts.RequestError, match=r"c\.png cannot be read: No such file"):
+        script._shown("What?", ["c.png"])

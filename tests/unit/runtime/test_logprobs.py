@@ -13,8 +13,9 @@ from llmserve.client.messages import pack_texts, read_response
 from llmserve.client.results import Completion, Logprob, Piece, gather
 from llmserve.repository import config as modelconfig
 from llmserve.runtime import contract
-from llmserve.runtime.answer import logprobs
+from llmserve.runtime.answer import logprobs, next_tokens
 from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.testing import FakeRequest, fake
 from tests.support import drive
@@ -75,6 +76,77 @@ def test_pieces_have_their_own_log_probabilities_and_running_sums() -> None:
 @pytest.mark.parametrize("count", [-1, 21, "many", 1.5])
 def test_an_invalid_count_is_refused(count: Any) -> None:
     assert "logprobs" in (answer(["x"], logprobs=count).error or "")
+
+
+def test_named_texts_have_their_log_probabilities_in_their_order() -> None:
+    (response,) = answer(["x"], max_tokens=1, logprobs=0, logprobs_of=["z", "a", "b"]).responses
+    (entry,) = json.loads(response.tensors["logprobs"].reshape(-1)[0])
+    assert [top["token"] for top in entry["top"]] == ["z", "a", "b"]
+    expected = [np.log((token + 1) / SUM) for token in b"zab"]
+    assert [top["logprob"] for top in entry["top"]] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["a", "bc"], "'bc' is not a token of its own"),
+        (["a", "a"], "'a' is not a token of its own"),
+    ],
+)
+def test_a_text_that_is_no_token_is_refused(texts: list[str], words: str) -> None:
+    request = answer(["x"], max_tokens=1, logprobs=0, logprobs_of=texts)
+    assert request.failure
+    assert (request.failure.code, request.failure.param) == ("unsupported_option", "logprobs_of")
+    assert words in request.failure.words
+    assert "needs logprobs" in (answer(["x"], logprobs_of=["a"]).error or "")
+
+
+class Joins:
+    """A tokenizer of letters that has a token for a space and the letter after it, and for "ab"."""
+
+    eos_ids: frozenset[int] = frozenset()
+    _PIECES = (" ", "a", "b", " a", " b", "ab", "<|end|>")
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        ids = []
+        while text:
+            piece = max((p for p in self._PIECES[:6] if text.startswith(p)), key=len)
+            ids.append(self._PIECES.index(piece))
+            text = text[len(piece) :]
+        return ids
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Any) -> str:
+        return "".join(self._PIECES[each] for each in ids if each < 6)
+
+
+def test_a_text_is_the_token_that_it_is_after_the_prompt() -> None:
+    tokens_after = next_tokens.tokens_after
+    assert tokens_after([2], [" a", "b"], Joins()) == (3, 2)
+    # What ends with a special token joins nothing.
+    assert tokens_after([1, 6], ["a", "b"], Joins()) == (1, 2)
+    # After an a, a b would be no token of its own.
+    for ids, text in (([1], "b"), ([0], "a")):
+        with pytest.raises(RequestError, match="not a token of its own"):
+            tokens_after(ids, [text], Joins())
+
+
+def test_a_text_that_a_tokenizer_drops_is_no_token() -> None:
+    class Drops(Joins):
+        def encode(self, text: str, *, special: bool = True) -> list[int]:
+            return super().encode(text.replace("\u200b", ""))
+
+    for ids in ([1], [6]):
+        with pytest.raises(RequestError, match="not a token of its own"):
+            next_tokens.tokens_after(ids, ["\u200b"], Drops())
+
+
+def test_a_token_without_a_score_is_impossible() -> None:
+    found = logprobs.logprob_of(LOGITS, 1, 3, [5, 4000])
+    assert [top.token for top in found.top] == [5, 4000]
+    assert found.top[1].value == -np.inf
 
 
 def test_an_impossible_token_can_be_written_as_json() -> None:

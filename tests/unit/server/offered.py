@@ -75,8 +75,10 @@ class Offered:
 
     # What is asked
 
-    def hold(self, name: str, *, load: bool = True, priority: int = 0) -> Hold:
-        hold = Hold(name, asyncio.get_running_loop().create_future(), load, priority)
+    def hold(
+        self, name: str, *, load: bool = True, priority: int = 0, keep: float | None = None
+    ) -> Hold:
+        hold = Hold(name, asyncio.get_running_loop().create_future(), load, priority, keep)
         self.desired.holds.append(hold)
         self.check()
         return hold

@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
 
 import pytest
 
-from llmserve.client import EXPLAINED, Logprob
 from llmserve.contract.report import FaultReport
 from llmserve.server.keep import actions
 from llmserve.server.keep.answer_checks import check_answers
 from llmserve.server.keep.certificate import INTERVAL, OVERDUE, SHARE
-from llmserve.server.keep.known_answers import (
-    LENGTH,
-    PROMPTS,
-    TOP,
-    KnownAnswer,
-    KnownAnswers,
-    compare,
-)
+from llmserve.server.keep.known_answers import PROMPTS, KnownAnswer, KnownAnswers, compare
 from llmserve.server.keep.picture import Checked, ModelPicture, TritonPicture
+from tests.unit.server.noisy_engine import NOISE, Engine, known_of
 from tests.unit.server.simulated import World
-
-NOISE = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.2}
-"""By how much a logit changes from one request to the next, at most."""
-WORDS = [f"w{number}" for number in range(12)]
-
-
-@lru_cache(maxsize=100_000)
-def logits(weights: int, before: tuple[str, ...]) -> tuple[float, ...]:
-    """Return scores in steps of a half, so that the two likeliest are often equal."""
-    chance = random.Random(f"{weights} {before}")
-    return tuple(round(chance.gauss(0, 1.5) * 2) / 2 for _ in WORDS)
-
-
-@dataclass
-class Engine:
-    """Computes the likeliest answer from scores that change a little each time."""
-
-    noise: float
-    weights: int = 1
-    chance: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def answer(self, prompt: str) -> KnownAnswer:
-        before: tuple[str, ...] = (prompt,)
-        tokens = []
-        for _ in range(LENGTH):
-            scores = [
-                each + self.chance.uniform(-self.noise, self.noise)
-                for each in logits(self.weights, before)
-            ]
-            level = math.log(sum(math.exp(each) for each in scores))
-            ranked = sorted(range(len(WORDS)), key=lambda at: -scores[at])
-            top = tuple(Logprob(at, WORDS[at], scores[at] - level) for at in ranked[:TOP])
-            tokens.append(replace(top[0], top=top))
-            before = (*before, top[0].token)
-        return KnownAnswer(prompt, False, tuple(map(ord, prompt)), tuple(tokens))
-
-
-def known_of(engine: Engine, precision: str) -> KnownAnswers:
-    answers = tuple(map(engine.answer, PROMPTS))
-    return KnownAnswers("fp", EXPLAINED[precision], "", answers)
 
 
 def guarded(

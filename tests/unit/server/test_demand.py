@@ -241,6 +241,45 @@ def test_a_pinned_model_never_makes_place() -> None:
     go(scenario())
 
 
+def test_who_uses_a_model_says_how_long_it_stays_without_any_use() -> None:
+    async def scenario() -> None:
+        models = Models(a=1, b=1)
+        one, clock = demand(models, unload_after=5)
+
+        async def use(name: str, keep: float | None) -> None:
+            hold = one.hold(name, keep=keep)
+            await hold.granted
+            one.release(hold)
+
+        async def after(seconds: float) -> str:
+            clock.now += seconds
+            one.check()
+            await settled()
+            return "".join(sorted(models.loaded))
+
+        await use("a", 20)
+        await use("b", -1)
+        # It holds on when others say nothing of it.
+        await use("a", None)
+        assert await after(19) == "ab"
+        assert await after(1) == "b"
+        assert await after(1e6) == "b"
+        await use("b", 0)
+        assert await after(0) == ""
+        # It is as it was when it is loaded again.
+        await use("b", None)
+        assert await after(4) == "b"
+        assert await after(1) == ""
+        # Nobody is kept from a model that has to make place.
+        small, _ = demand(Models(a=1, b=1), max_loaded=1)
+        hold = small.hold("a", keep=-1)
+        await hold.granted
+        small.release(hold)
+        await used(small, "b")
+
+    go(scenario())
+
+
 def test_a_model_that_fails_to_load_fails_its_own_requests_only() -> None:
     async def scenario() -> None:
         models = Models(a=1, b=1)

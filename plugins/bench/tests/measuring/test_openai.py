@@ -114,16 +114,33 @@ def test_a_chat_of_a_dataset_is_sent_with_all_its_messages(
 
 
 def test_each_adapter_is_a_model_and_has_a_row_of_its_own(endpoint: Endpoint) -> None:
-    load = Load(concurrency=1, requests=8, warmup=0, adapters=("sql", ""))
+    load = Load(concurrency=1, requests=8, warmup=0, adapters=("team/sql", ""))
     plan = Plan(Prompts(output_tokens=Lengths(8)), True)
     result = bench(Target("demo", endpoint.url, api="completions"), load, plan)
     asked = [body for _, body, _ in endpoint.received]
-    assert [body["model"] for body in asked] == ["demo:sql", "demo"] * 4
+    assert [body["model"] for body in asked] == ["demo:team/sql", "demo"] * 4
     assert not any("adapter" in body for body in asked)
-    assert [record.adapter for record in result.runs[0].records] == ["sql", ""] * 4
+    assert [record.adapter for record in result.runs[0].records] == ["team/sql", ""] * 4
     (table,) = [table for table in tables_of(result) if table.title.startswith("By adapter")]
-    assert [row[:2] for row in table.rows] == [["sql", "4"], ["none", "4"]]
-    assert conditions_of(result)["Adapters"] == "sql, none"
+    assert [row[:2] for row in table.rows] == [["team/sql", "4"], ["none", "4"]]
+    assert conditions_of(result)["Adapters"] == "team/sql, none"
+
+
+def test_images_are_shown_in_turn_and_none_is_one_of_them(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"picture")
+    load = Load(concurrency=1, requests=4, warmup=0, images=(str(tmp_path / "a.png"), ""))
+    target = Target("demo", endpoint.url, api="chat")
+    result = bench(target, load, Plan(Prompts(output_tokens=Lengths(8)), True))
+    asked = [body["messages"][-1]["content"] for _, body, _ in endpoint.received]
+    assert [isinstance(content, str) for content in asked] == [False, True] * 2
+    image, text = asked[0]
+    assert image["image_url"]["url"] == "data:image/png;base64,cGljdHVyZQ=="
+    assert text["type"] == "text"
+    (table,) = [table for table in tables_of(result) if table.title.startswith("By image")]
+    assert [row[:2] for row in table.rows] == [["a.png", "2"], ["none", "2"]]
+    assert conditions_of(result)["Images"] == "a.png, none"
 
 
 def test_a_connection_that_the_server_closes_when_it_is_used_again_is_no_failure() -> None:

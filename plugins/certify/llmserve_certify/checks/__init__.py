@@ -8,7 +8,9 @@ from llmserve_certify.checks import (
     bad_words,
     chat,
     constraints,
+    decisions,
     hostile,
+    images,
     lengths,
     logprobs,
     sampling,
@@ -27,6 +29,8 @@ CHECKS: tuple[Check, ...] = (
     *sampling.CHECKS,
     *bad_words.CHECKS,
     *constraints.CHECKS,
+    *decisions.CHECKS,
     *hostile.CHECKS,
+    *images.CHECKS,
     *values.CHECKS,
 )

@@ -12,7 +12,8 @@ _WORDS = 200_000
 """A prompt of so many words is longer than any context."""
 
 
-def _goes_on(exam: Examination, after: str) -> None:
+def goes_on(exam: Examination, after: str) -> None:
+    """Expect an answer after a request that may have hurt the server."""
     ask = exam.greedy(exam.prompts[0], 4)
     try:
         exam.try_ask(ask)
@@ -35,7 +36,7 @@ def _wrong(exam: Examination) -> None:
         else:
             if hostile.must_refuse:
                 accepted.append((hostile, "an answer" if answer is None else repr(answer.text)))
-        _goes_on(exam, hostile.name)
+        goes_on(exam, hostile.name)
     problems = [*crashed, *accepted]
     if problems:
         hostile, got = problems[0]
@@ -70,7 +71,7 @@ def _nul(exam: Examination) -> None:
             words = f"a prompt with a NUL has {answer.input_tokens} tokens there, not {len(ids)}"
             raise Broken(words, expected=len(ids), got=answer.input_tokens, ask=ask)
         exam.expect_model(ask, answer, "after a prompt with a NUL")
-    _goes_on(exam, "a NUL")
+    goes_on(exam, "a NUL")
 
 
 def _empty(exam: Examination) -> None:
@@ -84,7 +85,7 @@ def _empty(exam: Examination) -> None:
     except Gone as error:
         words = f"an empty prompt gets no answer: {error.problem}"
         raise Broken(words, expected="a refusal", got=error.got, ask=ask) from None
-    _goes_on(exam, "an empty prompt")
+    goes_on(exam, "an empty prompt")
 
 
 def _over_context(exam: Examination) -> None:
@@ -98,12 +99,12 @@ def _over_context(exam: Examination) -> None:
         if not error.is_orderly:
             problem = f"a prompt over the context is an error of the server ({error.status})"
             raise Broken(problem, expected="a refusal", got=error.words, ask=shortened) from None
-        _goes_on(exam, "a prompt over the context")
+        goes_on(exam, "a prompt over the context")
         return
     except Gone as error:
         problem = f"a prompt over the context gets no answer: {error.problem}"
         raise Broken(problem, expected="a refusal", got=error.got, ask=shortened) from None
-    _goes_on(exam, "a huge prompt")
+    goes_on(exam, "a huge prompt")
     if context is None:
         raise Undecided(f"a prompt of {words} words is answered; the context is not known")
     if exam.reference is not None and len(exam.reference.encode(ask.prompt)) > context:

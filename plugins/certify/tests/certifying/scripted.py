@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from llmserve_certify.endpoint import Ask, Hostile, Reply
+from llmserve_certify.endpoint import Ask, Decision, Hostile, Refusal, Reply
 
 
 class Scripted:
@@ -47,6 +47,12 @@ class Scripted:
         raise NotImplementedError
 
     def values_curl(self, texts: Sequence[str]) -> str:
+        return "curl"
+
+    def decide(self, state: str, questions: Mapping[str, Any]) -> dict[str, Decision]:
+        raise Refusal(404, "there is no such path")
+
+    def decide_curl(self, state: str, questions: Mapping[str, Any]) -> str:
         return "curl"
 
     def describe(self) -> dict[str, str]:

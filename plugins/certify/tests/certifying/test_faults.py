@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 import pytest
 
 from llmserve.plugin import Check
-from llmserve_certify.checks import CHECKS
+from llmserve_certify.checks import CHECKS, images
 from llmserve_certify.endpoint import Ask, Refusal, Reply
 from llmserve_certify.examine import Examination, Report, run_checks
 from llmserve_certify.openai import OpenAIEndpoint
@@ -50,7 +51,10 @@ def examined(
     return report
 
 
-SLOW = ("order-changed-once-in-fifty", "bad-words-ignored")
+SLOW = (
+    "order-changed-once-in-fifty", "bad-words-ignored", "order-of-images-lost",
+    "bad-images-accepted",
+)  # fmt: skip
 """They take checks or requests that --quick does not have."""
 
 
@@ -69,6 +73,24 @@ def test_a_right_server_has_no_fault(quick: bool, reference: bool) -> None:
     report = examined(reference=reference, quick=quick)
     assert report.faults == []
     assert report.counted()["passed"] > (15 if reference else 10)
+
+
+IMAGES = [check for check in CHECKS if check in images.CHECKS]
+
+
+def test_images_of_a_model_of_text_are_skipped() -> None:
+    report = examined("images-refused", checks=IMAGES)
+    assert {verdict.state for verdict in report.verdicts} == {"skipped"}
+    assert report.verdicts[0].words == "images are refused: this model reads only text"
+
+
+def test_an_image_that_is_cut_off_is_refused_by_who_looks_into_it_alone() -> None:
+    """Not by who looks only whether it is base64, of which another image is none."""
+    cut_off = images._BAD["an image that is cut off"].partition(",")[2]
+    content = base64.b64decode(cut_off, validate=True)
+    assert content.startswith(b"\x89PNG")
+    assert b"IDAT" in content
+    assert b"IEND" not in content
 
 
 SEEDS = [check for check in CHECKS if check.name in ("repeatable", "same-in-a-batch", "seed")]

@@ -6,9 +6,11 @@ before, their order and number, and the position.
 
 from __future__ import annotations
 
+import base64
 import json
 import queue
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -138,6 +140,8 @@ class ToyServer:
 
     def __init__(self, fault: str = "", rounding: float = 0.0) -> None:
         self.model, self.fault, self.rounding = ToyModel(), fault, rounding
+        self._shown: dict[str, list[list[str]]] = {}
+        """Which images each question was asked with."""
         self.strict = False
         """Refuses fields that an older server with OpenAI's API does not know."""
         self.jobs: queue.Queue[Job | None] = queue.Queue()
@@ -288,12 +292,29 @@ class ToyServer:
 
     def prompt(self, body: Mapping[str, Any]) -> list[int]:
         if "messages" in body:
-            text = self.model.render(body["messages"])
+            text = self.model.render([self._read(message) for message in body["messages"]])
             if self.fault == "template-twice":
                 text = self.model.render([{"role": "user", "content": text}])
             return self.model.encode(text, special=False)
         ids = self.model.encode(body["prompt"])
         return [BEGIN, *ids] if self.fault == "begin-doubled" else ids
+
+    def _read(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message as the model reads it, in which each image is a word."""
+        if not isinstance(message["content"], list):
+            return message
+        *images, asked = message["content"]
+        seen = [f"{zlib.crc32(image['image_url']['url'].encode()):x}" for image in images]
+        if self.fault == "images-ignored":
+            seen = []
+        elif self.fault == "order-of-images-lost":
+            seen.sort()
+        before = self._shown.setdefault(asked["text"], [])
+        before.append(seen)
+        if self.fault == "images-kept-by-question" and seen in before[:-1]:
+            # A cache that goes by the text has what came last.
+            seen = before[-2]
+        return {**message, "content": " ".join([*seen, asked["text"]])}
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -322,6 +343,19 @@ def _problem(body: Any) -> str:
     return "no constraints here" if body.keys() & {"response_format", "structured_outputs"} else ""
 
 
+def _problem_of_images(body: Mapping[str, Any]) -> str:
+    contents = [message["content"] for message in body.get("messages") or ()]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    for url in (part["image_url"]["url"] for part in parts if part["type"] == "image_url"):
+        try:
+            content = base64.b64decode(url.removeprefix("data:image/png;base64,"), validate=True)
+        except ValueError:
+            return "an image is no data URL"
+        if not (content.startswith(b"\x89PNG") and b"IEND" in content[-8:]):
+            return "an image cannot be read"
+    return ""
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _HttpServer
 
@@ -334,11 +368,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["content-length"]))
         toy = self.server.toy
+        if self.path.endswith("/systemone"):
+            return self._send(404, {"error": {"message": "no such path"}})
         try:
             body = json.loads(data)
         except ValueError:
             return self._send(400, {"error": {"message": "no JSON"}})
         if problem := _problem(body):
+            return self._send(400, {"error": {"message": problem}})
+        if toy.fault == "images-refused" and b"image_url" in data:
+            return self._send(400, {"error": {"message": "this model reads only text"}})
+        if problem := _problem_of_images(body) if toy.fault != "bad-images-accepted" else "":
             return self._send(400, {"error": {"message": problem}})
         if toy.strict and "stream_options" in body:
             return self._send(422, {"detail": [{"type": "extra_forbidden"}]})
@@ -412,5 +452,9 @@ FAULTS = {
     "prompt-echoed": "no-echo",
     "long-refused": "prompts-are-answered",
     "bad-words-ignored": "bad-words",
+    "images-ignored": "images-are-seen",
+    "order-of-images-lost": "order-of-images",
+    "images-kept-by-question": "own-images",
+    "bad-images-accepted": "bad-images",
 }
 """Each fault, and the check that must name it."""

@@ -11,6 +11,7 @@ from llmserve.client import BatchJob, BatchLine, BatchReply, in_thread
 from llmserve.errors import RequestRejectedError
 from llmserve_gateway.batches.calls import Call
 from llmserve_gateway.batches.folder import EVERYONE
+from llmserve_gateway.bodies import MAX_BYTES, MAX_IMAGE_BYTES
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.keys import BatchKey
 
@@ -27,6 +28,8 @@ ADVANCE = 10.0
 """After so many seconds without an answer, a batch has one request beside any others."""
 _PAUSE = 2.0
 """Seconds after which it is seen again whether a model may be loaded."""
+_PAUSE_OF_LARGE = 0.5
+"""Seconds after which it is seen again whether there is room for images."""
 
 
 class Asking:
@@ -47,6 +50,9 @@ class Asking:
         limits = gateway.settings.limits
         self._most = max(1, min(limits.batch_requests, limits.max_requests // 2))
         self._beside = min(limits.batch_beside, self._most)
+        self._most_bytes = max(self._most * MAX_BYTES, MAX_BYTES + MAX_IMAGE_BYTES)
+        """What lines that are asked have together: of text as many as may run, of images fewer."""
+        self._bytes = 0
         self._width = self._most
         """How many run while batches are alone: fewer after they had to make room."""
         self._answered = 0.0
@@ -77,6 +83,18 @@ class Asking:
         if not await self._needs_no_place(model):
             job.hold(line.request.model, asyncio.get_running_loop().time() + _PAUSE)
             return None
+        size = line.request.size
+        if self._bytes and self._bytes + size > self._most_bytes:
+            job.hold(line.request.model, asyncio.get_running_loop().time() + _PAUSE_OF_LARGE)
+            return None
+        self._bytes += size
+        try:
+            return await self._ask(line, key)
+        finally:
+            self._bytes -= size
+
+    async def _ask(self, line: BatchLine, key: BatchKey) -> BatchReply | None:
+        job = line.job
         body = await in_thread(line.body)
         if job.is_stopped or not (line.is_alone or len(self._calls) < self.room()):
             # Others have come, or it was told to stop, while the body was read.

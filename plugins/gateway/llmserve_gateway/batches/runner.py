@@ -25,7 +25,7 @@ from llmserve_gateway.batches.asking import Asking
 from llmserve_gateway.batches.checking import checked
 from llmserve_gateway.batches.folder import Folder
 from llmserve_gateway.batches.records import Batch, StoredFile
-from llmserve_gateway.bodies import MAX_BYTES
+from llmserve_gateway.bodies import MAX_BYTES, MAX_IMAGE_BYTES
 from llmserve_gateway.errors import ApiError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ log = logging.getLogger("llmserve.gateway")
 
 MAX_REQUESTS = 50_000
 """The requests of a batch."""
+MAX_LINE = MAX_BYTES + MAX_IMAGE_BYTES
+"""The bytes of a request; what its model takes of that is seen when it is asked."""
 MAX_NAME = 512
 """The characters of a request's ``custom_id``, and of its model: these are in memory."""
 _OPEN, _OPEN_OF_ONE = 8, 2
@@ -187,7 +189,7 @@ class Runner:
         limits: dict[str, Any] = {
             "endpoints": (batch.endpoint,),
             "many": MAX_REQUESTS,
-            "longest": MAX_BYTES,
+            "longest": MAX_LINE,
             "longest_name": MAX_NAME,
         }
         with ExitStack() as stack:

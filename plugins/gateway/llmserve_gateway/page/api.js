@@ -32,6 +32,13 @@ export async function order(path, model, key) {
 }
 
 // What the key has used on each of the last days, or all keys, if it may see that.
+export async function inspect(key) {
+  const response = await fetch("/inspect", { headers: headers(key) });
+  const content = await response.json();
+  if (!response.ok) throw new Error(content.error.message);
+  return content.requests;
+}
+
 export async function usage(key) {
   const response = await fetch("/usage", { headers: headers(key) });
   if (!response.ok) await throwError(response);

@@ -5,6 +5,7 @@ import { dropFrom, editTurn, newConversation, requestOf, titleOf } from "./conve
 import { at, button, create } from "./dom.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { lastOpen, loadAll, rememberOpen, remove, save, watch } from "./history.js";
+import { hasImages, listenForImages, offerImages, takeImages } from "./images.js";
 import { choose } from "./models.js";
 import { announce, notify } from "./notice.js";
 import { AnswerView, openEditor, sendOnEnter, UserView } from "./turns.js";
@@ -24,13 +25,17 @@ export function openChat() {
   conversations = loadAll();
   show(conversations.find(({ id }) => id === lastOpen()) ?? newConversation());
   listenToComposer();
+  listenForImages();
   listenToSettings();
   at("new-conversation").addEventListener("click", () => begin());
   at("delete-all").addEventListener("click", removeAll);
   at("list-toggle").addEventListener("click", () => toggleList(!at("conversations").classList.contains("open")));
   at("export-markdown").addEventListener("click", () => exportAs("md", asMarkdown, "text/markdown"));
   at("export-json").addEventListener("click", () => exportAs("json", asJson, "application/json"));
-  document.addEventListener("models", () => { current.settings.model ??= at("chat-model").value || undefined; });
+  document.addEventListener("models", () => {
+    current.settings.model ??= at("chat-model").value || undefined;
+    offerImages();
+  });
   window.addEventListener("pagehide", () => answering.forEach((_, conversation) => save(conversation)));
   watch(takeUpChange);
 }
@@ -140,9 +145,10 @@ function listenToComposer() {
 }
 
 function send(text) {
-  if (!text.trim() || !at("chat-model").reportValidity()) return;
+  if (!(text.trim() || hasImages()) || !at("chat-model").reportValidity()) return;
   at("message").value = "";
-  append(current, { role: "user", text });
+  const images = takeImages();
+  append(current, { role: "user", text, ...(images.length ? { images } : {}) });
   answer(current);
   scrollToEnd();
 }
@@ -317,6 +323,7 @@ function listenToSettings() {
   at("chat-model").addEventListener("change", () => {
     current.settings.model = at("chat-model").value;
     readSettings();
+    offerImages();
   });
   document.addEventListener("click", (event) => {
     if (!at("export").contains(event.target)) at("export").open = false;
@@ -342,6 +349,7 @@ function readSettings() {
 function showSettings() {
   const { settings } = current;
   choose(at("chat-model"), settings.model);
+  offerImages();
   at("system").value = settings.system ?? "";
   at("system-set").hidden = !settings.system;
   for (const [name, id] of Object.entries(NUMBERS)) at(id).value = settings[name] ?? "";

@@ -21,13 +21,31 @@ export function titleOf({ turns }) {
 // they are left where an answer failed.
 export function messagesOf({ settings, turns }) {
   const messages = settings.system ? [{ role: "system", content: settings.system }] : [];
-  for (const { role, text } of turns) {
+  for (const { role, text, images = [] } of turns) {
     const last = messages.at(-1);
-    if (!text) continue;
-    if (last?.role === role) last.content += `\n\n${text}`;
-    else messages.push({ role, content: text });
+    if (!text && !images.length) continue;
+    if (last?.role === role) last.content = joined(last.content, contentOf(text, images));
+    else messages.push({ role, content: contentOf(text, images) });
   }
   return messages;
+}
+
+function contentOf(text, images) {
+  const shown = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return shown.length ? [...shown, ...partsOf(text)] : text;
+}
+
+const partsOf = (content) => (typeof content !== "string" ? content : content ? [{ type: "text", text: content }] : []);
+
+function joined(first, second) {
+  if (typeof first === "string" && typeof second === "string") return `${first}\n\n${second}`;
+  return [...partsOf(first), ...partsOf(second)];
+}
+
+// A browser keeps a few megabytes, which one photo would fill: of images only their number.
+export function withoutImages(conversation) {
+  const turns = conversation.turns.map(({ images, ...turn }) => (images ? { ...turn, lost: images.length } : turn));
+  return { ...conversation, turns };
 }
 
 export function requestOf(conversation) {
@@ -47,7 +65,8 @@ export function dropFrom(conversation, turn) {
 // Changes what one side said, which everything after it was said to.
 export function editTurn(conversation, turn, text) {
   const undo = dropFrom(conversation, turn);
-  conversation.turns.push({ role: turn.role, text, ...(turn.role === "assistant" ? { model: turn.model, reason: "edited" } : {}) });
+  const images = turn.images ? { images: turn.images } : {};
+  conversation.turns.push({ role: turn.role, text, ...images, ...(turn.role === "assistant" ? { model: turn.model, reason: "edited" } : {}) });
   return undo;
 }
 
@@ -73,6 +92,7 @@ export function readConversation(value) {
 function readTurn(turn) {
   const read = { role: turn.role, text: turn.text };
   for (const name of ["model", "reasoning", "reason", "error"]) if (typeof turn[name] === "string") read[name] = turn[name];
+  if (Number.isInteger(turn.lost) && turn.lost > 0) read.lost = turn.lost;
   if (Number.isFinite(turn.figures?.tokens)) read.figures = turn.figures;
   return read;
 }

@@ -3,7 +3,13 @@ import { messagesOf, titleOf } from "./conversation.js";
 import { create } from "./dom.js";
 
 export function asMarkdown(conversation) {
-  return `${messagesOf(conversation).map(({ role, content }) => `**${role}**\n\n${content}`).join("\n\n")}\n`;
+  return `${messagesOf(conversation).map(({ role, content }) => `**${role}**\n\n${inWords(content)}`).join("\n\n")}\n`;
+}
+
+function inWords(content) {
+  if (typeof content === "string") return content;
+  const images = content.filter(({ type }) => type === "image_url").length;
+  return [`(${images} image${images > 1 ? "s" : ""})`, ...content.flatMap(({ text }) => text ?? [])].join("\n\n");
 }
 
 export function asJson(conversation) {

@@ -1,5 +1,5 @@
 // The conversations of this browser, which leave it only as requests to the server of this page.
-import { readConversation } from "./conversation.js";
+import { readConversation, withoutImages } from "./conversation.js";
 
 const PREFIX = "llmserve/conversation/";
 const OPEN = "llmserve/open";
@@ -31,7 +31,7 @@ function parse(text) {
 // Returns whether it is kept: the storage may be full or refused.
 export function save(conversation) {
   try {
-    storage().setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+    storage().setItem(PREFIX + conversation.id, JSON.stringify(withoutImages(conversation)));
     return true;
   } catch {
     return false;

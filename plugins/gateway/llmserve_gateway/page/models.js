@@ -18,6 +18,11 @@ export function contextOf(id) {
   return models.find((model) => model.id === id)?.max_model_len ?? null;
 }
 
+// What is not loaded, or is another maker's, does not say whether it does: it may.
+export function mayReadImages(id) {
+  return models.find((model) => model.id === id)?.images ?? true;
+}
+
 // Fills the lists from the server; each keeps its choice.
 export async function refreshModels() {
   asked = performance.now();

@@ -2,10 +2,14 @@
 import { at } from "./dom.js";
 
 export function openTabs(onChange) {
-  const tabs = [...document.querySelectorAll("[role=tab]")];
+  const all = [...document.querySelectorAll("[role=tab]")];
+  // One for which there is a switch is shown to who has opened it by its address.
+  let tabs = all.filter((tab) => !tab.hidden);
   const panelOf = (tab) => tab.getAttribute("aria-controls");
 
   function choose(chosen) {
+    chosen.hidden = false;
+    tabs = all.filter((tab) => !tab.hidden);
     for (const tab of tabs) {
       tab.setAttribute("aria-selected", String(tab === chosen));
       tab.tabIndex = tab === chosen ? 0 : -1;
@@ -16,11 +20,11 @@ export function openTabs(onChange) {
   }
 
   function choosePanel(name) {
-    choose(tabs.find((tab) => panelOf(tab) === name) ?? tabs[0]);
+    choose(all.find((tab) => panelOf(tab) === name) ?? tabs[0]);
   }
 
   const steps = { ArrowRight: 1, ArrowLeft: -1 };
-  for (const tab of tabs) {
+  for (const tab of all) {
     tab.addEventListener("click", () => {
       history.replaceState(null, "", `#${panelOf(tab)}`);
       choose(tab);

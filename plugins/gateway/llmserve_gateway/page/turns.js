@@ -1,6 +1,7 @@
 // One turn of a conversation on the page: what was said, and what can be done with it.
 import { describe } from "./answer.js";
 import { button, copyButton, create } from "./dom.js";
+import { imagesOf } from "./images.js";
 import { MarkdownView } from "./render.js";
 
 const ENDS = { stop: "", edited: "edited", length: "cut off at its limit of tokens" };
@@ -27,7 +28,7 @@ export class UserView {
   constructor(turn, actions) {
     this.turn = turn;
     const said = create("div", { className: "said", dir: "auto" }, turn.text);
-    this.body = [create("h3", { className: "who" }, "You"), said, toolsOf(this, actions)];
+    this.body = [create("h3", { className: "who" }, "You"), imagesOf(turn), said, toolsOf(this, actions)];
     this.element = create("li", { className: "turn user" }, ...this.body);
   }
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmserve.client import Completion, Parting
+from llmserve.client import Completion, Parting, Tools
 from llmserve_gateway.releases.conformance import what_is_wrong
 from llmserve_gateway.releases.evidence import Tolerance
 
@@ -62,17 +62,23 @@ def is_greedy(options: Mapping[str, Any]) -> bool:
 
 
 def compare(
-    options: Mapping[str, Any], old: Heard, new: Heard, explained: float, *, greedy: bool
+    options: Mapping[str, Any],
+    old: Heard,
+    new: Heard,
+    explained: float,
+    *,
+    greedy: bool,
+    tools: Tools | None = None,
 ) -> Comparison:
-    """Compare what two builds made of a request with these options."""
+    """Compare what two builds made of a request with these options and tools."""
     failed: dict[Measure, tuple[float, float]] = {
         "errors": (bool(new.error), bool(old.error)),
     }
     if new.error or old.error:
         return Comparison(failed, [f"error {new.error}"] if new.error else [])
-    said, wrong = [], [what_is_wrong(answer, options) for answer in new.answers]
+    said, wrong = [], [what_is_wrong(answer, options, tools) for answer in new.answers]
     said += [each for each in wrong if each]
-    old_wrong = [what_is_wrong(answer, options) for answer in old.answers]
+    old_wrong = [what_is_wrong(answer, options, tools) for answer in old.answers]
     failed["answers"] = (any(wrong), any(old_wrong))
     cut = [any(a.finish_reason == "length" for a in each.answers) for each in (new, old)]
     failed["cut"] = (cut[0], cut[1])

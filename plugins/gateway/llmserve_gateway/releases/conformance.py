@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llmserve.client import Completion
+from llmserve.client import Completion, Tools
 
 _DEEPEST = 64
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
@@ -20,14 +20,15 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def what_is_wrong(answer: Completion, options: Mapping[str, Any]) -> str:
+def what_is_wrong(
+    answer: Completion, options: Mapping[str, Any], tools: Tools | None = None
+) -> str:
     """Return what is wrong with an answer whatever it says, "" if nothing is seen.
 
     One that was cut is not blamed for the end that it lacks.
     """
-    for call in answer.tool_calls:
-        if not isinstance(_parsed(call.arguments or "{}"), dict) and not _is_cut(answer):
-            return f"the arguments of {call.name!r:.80} are no JSON object"
+    if not _is_cut(answer) and (wrong := _wrong_calls(answer, tools)):
+        return wrong
     text = answer.text.strip()
     if not text:
         has_more = answer.tool_calls or answer.reasoning
@@ -43,6 +44,28 @@ def what_is_wrong(answer: Completion, options: Mapping[str, Any]) -> str:
         return "" if isinstance(value, dict) else "it is no JSON object"
     wanted = _parsed(schema) if isinstance(schema, str) else schema
     return "" if conforms(value, wanted) else "it is not as its schema says"
+
+
+def _wrong_calls(answer: Completion, tools: Tools | None) -> str:
+    """Return what is wrong with the calls of an answer to a request with these tools."""
+    functions = {f["name"]: f for f in tools.allowed_functions} if tools else {}
+    for call in answer.tool_calls:
+        arguments = _parsed(call.arguments or "{}")
+        if not isinstance(arguments, dict):
+            return f"the arguments of {call.name!r:.80} are no JSON object"
+        if tools is None:
+            continue
+        if call.name not in functions:
+            return f"it calls {call.name!r:.80}, which is no tool of its request"
+        if not conforms(arguments, functions[call.name].get("parameters") or {}):
+            return f"the arguments of {call.name!r:.80} are not as its schema says"
+    if tools is None:
+        return ""
+    if tools.required and not answer.tool_calls:
+        return "it calls no tool, and its request says that it must"
+    if not tools.parallel and len(answer.tool_calls) > 1:
+        return "it has several calls, and its request allows one"
+    return ""
 
 
 def conforms(value: Any, schema: Any, depth: int = 0) -> bool:

@@ -231,7 +231,7 @@ class Turn:
         request, release = self._request, self._release
         options = request.options
         greedy = is_greedy(options)
-        found = compare(options, old, new, release.explained, greedy=greedy)
+        found = compare(options, old, new, release.explained, greedy=greedy, tools=request.tools)
         prompt = str(options.get("messages") or request.prompts)
         release.note(found, old, new, prompt)
 

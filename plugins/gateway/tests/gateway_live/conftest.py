@@ -18,7 +18,7 @@ def gateway(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """A gateway as `serve` starts it, which says that the models are well."""
     socket = tmp_path_factory.mktemp("serve") / "socket"
     with supervising(triton, socket):
-        process = Gateway(triton, "--supervisor", str(socket))
+        process = Gateway(triton, "--supervisor", str(socket), "--inspect")
         yield process
         assert process.stop() == 0
 

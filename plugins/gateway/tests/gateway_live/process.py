@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import threading
 import time
@@ -50,12 +51,13 @@ def supervising(triton: LiveTriton, socket: Path) -> Iterator[None]:
 class Gateway:
     """`llmserve gateway` on a free port."""
 
-    def __init__(self, triton: LiveTriton, *args: str) -> None:
+    def __init__(self, triton: LiveTriton, *args: str, **environment: str) -> None:
         self.process = subprocess.Popen(
             [*LLMSERVE, "gateway", "--port", "0", "--url", triton.server.grpc_url, *args],
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            env={**os.environ, **environment},
         )
         assert self.process.stderr is not None
         first = self.process.stderr.readline()

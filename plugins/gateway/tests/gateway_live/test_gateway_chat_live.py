@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -253,7 +254,7 @@ def test_thoughts_are_folded_away_from_the_answer(page: Page, requests: Requests
                  {"content": "Tokyo"})  # fmt: skip
     ask(page)
     thoughts = page.locator("#turns .thinking")
-    assert thoughts.locator(".markdown").is_hidden()
+    expect(thoughts.locator(".markdown")).to_be_hidden()
     thoughts.locator("summary").click()
     assert thoughts.locator(".markdown").inner_text() == "They ask for a city."
     ask(page)
@@ -305,3 +306,87 @@ def test_a_full_storage_is_told_once_and_ends_nothing(page: Page) -> None:
     ask(page)
     page.get_by_text("This browser keeps no more").wait_for()
     ask(page, "Where do foxes live?")
+
+
+RED = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+
+
+def file_of(name: str, kind: str = "image/png") -> Any:
+    return {"name": name, "mimeType": kind, "buffer": base64.b64decode(RED)}
+
+
+def let_see(page: Page) -> None:
+    """Have the server say that its models read images."""
+
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        models = [{**model, "images": True} for model in response.json()["data"]]
+        route.fulfill(response=response, json={"object": "list", "data": models})
+
+    page.route("**/v1/models", answer)
+    page.locator("#key").dispatch_event("change")
+    expect(page.locator(".add-image")).to_be_visible()
+
+
+def drop(page: Page) -> None:
+    dropped = page.evaluate_handle(
+        """content => {
+          const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+          const dropped = new DataTransfer();
+          dropped.items.add(new File([bytes], "red.png", { type: "image/png" }));
+          return dropped;
+        }""",
+        RED,
+    )
+    page.locator("#chat").dispatch_event("drop", {"dataTransfer": dropped})
+
+
+def test_a_model_of_text_has_no_button_for_images(page: Page, model: str) -> None:
+    expect(page.locator(".add-image")).to_be_hidden()
+    drop(page)
+    expect(page.locator("#notice-text")).to_have_text(f"{model} reads only text.")
+    expect(page.locator("#images")).to_be_hidden()
+
+
+def test_an_image_is_shown_small_and_goes_with_the_next_message(
+    page: Page, requests: Requests
+) -> None:
+    let_see(page)
+    answers_with(page, {"content": "A red square."})
+    page.locator("#choose-image").set_input_files([file_of("red.png"), file_of("other.png")])
+    waiting = page.locator("#images img")
+    expect(waiting).to_have_count(2)
+    box = waiting.first.bounding_box()
+    assert box is not None
+    assert box["height"] <= 100
+    page.get_by_role("button", name="Remove other.png").click()
+    expect(waiting).to_have_count(1)
+    page.locator("#choose-image").set_input_files(file_of("talk.pdf", "application/pdf"))
+    expect(page.locator("#notice-text")).to_have_text("talk.pdf is no PNG, JPEG, WebP or GIF.")
+    ask(page, "What is this?")
+    url = f"data:image/png;base64,{RED}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    shown = {"role": "user", "content": [part, {"type": "text", "text": "What is this?"}]}
+    assert requests[-1]["messages"] == [shown]
+    expect(page.locator("#images")).to_be_hidden()
+    expect(page.locator("#turns .user img")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    # It is a part of the conversation, which the next message continues.
+    ask(page, "Are you sure?")
+    assert requests[-1]["messages"][0] == shown
+    # A browser keeps too little for photos: only that there was one.
+    assert RED not in page.evaluate("JSON.stringify(localStorage)")
+    page.reload()
+    expect(page.locator("#turns .user").first).to_contain_text("1 image, not kept by this browser")
+
+
+def test_an_image_is_dropped_onto_the_conversation(page: Page, requests: Requests) -> None:
+    let_see(page)
+    answers_with(page, {"content": "A red square."})
+    drop(page)
+    expect(page.locator("#images img")).to_have_count(1)
+    # Without a text as well.
+    page.locator("#send-message").click()
+    finished(page, 1)
+    (message,) = requests[-1]["messages"]
+    assert [part["type"] for part in message["content"]] == ["image_url"]

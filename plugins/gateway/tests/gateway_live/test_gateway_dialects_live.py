@@ -10,7 +10,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton, run
+from llmserve_gateway.decisions import read_decision
 
 from .process import Gateway
 
@@ -336,3 +338,54 @@ def test_llmserve_query_reports_a_refusal_in_one_line(gateway: Gateway) -> None:
     done = run("query", "nope", "x", "--openai", gateway.url)
     assert (done.returncode, done.stdout) == (5, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_decisions_are_what_transformers_computes(gateway: Gateway, triton: LiveTriton) -> None:
+    """The engine of pages has read the state when the second question comes."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    state = "Foxes live in woods. Cats live in houses, and sleep on the sofa. " * 3
+    asked: dict[str, Any] = {
+        "model": triton.build("iterative"),
+        "state": state,
+        "questions": {
+            "who": {"type": "choice", "criteria": {"cats": None, "dogs": "they bark", "foxes": ""}},
+            "how many": {"type": "score", "instructions": "How many?", "criteria": [*"abcde"]},
+            "where": {"type": "choice", "criteria": {"woods": None, "houses": None}},
+        },
+    }
+    answer = gateway.post("/v1/systemone", asked)
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    model = AutoModelForCausalLM.from_pretrained(demo_model_path()).eval()
+    tokens = 0
+    for name, (_, options) in zip(
+        asked["questions"], read_decision(asked).model_calls(), strict=True
+    ):
+        prompt = tokenizer.apply_chat_template(
+            options["messages"], add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        tokens += len(ids)
+        labels = [
+            tokenizer.encode(prompt + label, add_special_tokens=False)[-1]
+            for label in options["logprobs_of"]
+        ]
+        with torch.inference_mode():
+            scores = model(torch.tensor([ids])).logits[0, -1].log_softmax(dim=-1)
+        found = said["answers"][name]["probabilities"]
+        expected = scores[labels].softmax(dim=-1).tolist()
+        assert [*found.values()] == pytest.approx(expected, abs=1e-4)
+        mass = scores[labels].exp().sum().item()
+        assert said["diagnostics"][name]["label_mass"] == pytest.approx(mass, abs=1e-4)
+    usage = said["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (tokens, 3)
+    # Two of three have found at least the state.
+    assert usage["input_tokens_details"]["cached_tokens"] >= len(tokenizer.encode(state))
+    # To this vocabulary, yes is more than one token.
+    asked["questions"] = {"woods": {"type": "noul", "instructions": "Do foxes live in woods?"}}
+    refused = gateway.post("/v1/systemone", asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "questions")
+    assert "'yes' is not a token of its own" in refused.json()["error"]["message"]

@@ -78,14 +78,14 @@ def test_the_keyboard_switches_views(page: Page) -> None:
     page.locator("#tab-ask").focus()
     page.keyboard.press("ArrowRight")
     page.get_by_text("Tokens/s", exact=True).wait_for()
-    assert page.locator("#ask").is_hidden()
+    expect(page.locator("#ask")).to_be_hidden()
     assert page.evaluate("document.activeElement.id") == "tab-load"
     page.keyboard.press("ArrowRight")
-    assert page.locator("#chat").is_visible()
+    expect(page.locator("#chat")).to_be_visible()
     # The view is in the address, so that it can be linked to, and a reload shows it again.
     page.keyboard.press("End")
     page.reload()
-    assert page.locator("#load").is_visible()
+    expect(page.locator("#load")).to_be_visible()
 
 
 def test_two_answers_to_one_prompt_stand_side_by_side(page: Page) -> None:
@@ -111,8 +111,8 @@ def test_two_answers_to_one_prompt_stand_side_by_side(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     left.get_by_role("button", name="Go on in the chat").click()
-    assert page.locator("#chat .turn").count() == 2
-    assert page.locator("#chat").is_visible()
+    expect(page.locator("#chat .turn")).to_have_count(2)
+    expect(page.locator("#chat")).to_be_visible()
 
 
 def test_models_on_demand_have_buttons(page: Page) -> None:
@@ -127,7 +127,7 @@ def test_models_on_demand_have_buttons(page: Page) -> None:
     page.route("**/models/load", load)
     refusal = {"error": {"message": "this key may not unload models"}}
     page.route("**/models/unload", lambda route: route.fulfill(status=403, json=refusal))
-    assert page.locator("#on-demand").is_hidden()
+    expect(page.locator("#on-demand")).to_be_hidden()
     page.locator("#tab-load").click()
     rows = page.locator("#on-demand-models li")
     expect(rows).to_have_text(["munloadedLoad"])

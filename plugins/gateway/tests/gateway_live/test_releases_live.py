@@ -18,6 +18,30 @@ from llmserve.testing.command import LLMSERVE
 
 from .process import Gateway
 
+# One in twenty of its answers in JSON has no end, as an engine may have it that cuts them.
+SPOILS_JSON = """
+from dataclasses import replace
+
+from llmserve.runtime.answer.responder import Responder
+from llmserve.runtime.model import TritonPythonModel as TritonPythonModel
+
+healthy, numbers = Responder.answer, {}
+
+
+def answer(self, generation, *, whole):
+    found = healthy(self, generation, whole=whole)
+    if not generation.params.json_schema:
+        return found
+    number = numbers.setdefault(generation, len(numbers))
+    return replace(found, text=found.text.replace("}", "")) if number % 20 == 10 else found
+
+
+Responder.answer = answer
+"""
+SCHEMA = {
+    "type": "object", "properties": {"city": {"enum": ["Tokyo", "Paris"]}}, "required": ["city"],
+    "additionalProperties": False,
+}  # fmt: skip
 QUESTIONS = ("What is the capital of Japan?", "What is the capital of France?", "Who are you?")
 
 
@@ -37,6 +61,14 @@ def wrong(triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
     fields["chat_template"] = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     config.write_text(json.dumps(fields))
     return triton.build("hf", str(folder), name="release-wrong")
+
+
+@pytest.fixture(scope="module")
+def spoils_json(triton: LiveTriton) -> str:
+    name = triton.build("iterative", name="release-spoils-json")
+    (triton.repository / name / "1" / "model.py").write_text(SPOILS_JSON)
+    triton.load(name)
+    return name
 
 
 def command(gateway: Gateway, *words: str) -> str:
@@ -89,3 +121,24 @@ def test_a_fine_build_is_promoted_and_one_with_a_wrong_template_returned(
         finally:
             assert gateway.stop() == 0
     assert "its prompt has" in str(found["pairs"])
+
+
+@pytest.mark.long
+def test_a_build_whose_json_is_invalid_in_one_of_twenty_answers_is_returned(
+    triton: LiveTriton, old: str, spoils_json: str
+) -> None:
+    gateway = Gateway(
+        triton, "--canary", f"{old}={spoils_json}:90%", "--release-tolerance", "slow=off"
+    )
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    try:
+        ask_until_decided(
+            gateway, old, most=1200, temperature=0, max_tokens=40, response_format=form,
+            messages=[{"role": "user", "content": QUESTIONS[0]}],
+        )  # fmt: skip
+        found = stage(gateway)
+        assert found["stage"] == "returned", found
+        assert "not in the form" in found["why"], found
+        assert "it is no JSON" in str(found["pairs"])
+    finally:
+        assert gateway.stop() == 0

@@ -201,6 +201,8 @@ def test_a_conversion_takes_the_memory_of_a_few_layers(tmp_path: Path) -> None:
             "pickle": False,
             "trust_remote_code": False,
             "in_gguf": False,
+            "sees": False,
+            "images": "",
         }
         module = ["-m", "llmserve_openvino.convert", str(tmp_path / "model")]
         target = [str(tmp_path / weight_format), json.dumps(settings)]

@@ -157,7 +157,7 @@ def test_a_pass_that_fails_does_not_break_the_next(converted: Path, tmp_path: Pa
         def infer(self, *, share_outputs: bool) -> None:
             raise RuntimeError("Check failed")
 
-    runner._request = Broken()
+    runner._compiled._request = Broken()
     with pytest.raises(RuntimeError, match="Check failed"):
         engine.step()
     finish(engine)

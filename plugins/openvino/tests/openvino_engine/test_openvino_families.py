@@ -16,7 +16,17 @@ import transformers
 
 from llmserve.graphs import StoredWeights, parts
 from llmserve.plugin import IncompatibleError, UnservedError
-from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner, StateRunner, run_batch
+from llmserve.runtime import (
+    ArrayLogits,
+    Chunk,
+    Engine,
+    PageFiles,
+    Runner,
+    StatePageRunner,
+    StateRunner,
+    WarmPages,
+    run_batch,
+)
 from llmserve.runtime.causal import off_by, scores
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
@@ -338,6 +348,30 @@ def test_prompts_that_begin_alike_share_states(family: str) -> None:
             assert [r.token_ids for r in each] == [r.token_ids for r in expected]
         assert found[0].cached_tokens == 0
         assert found[-1].cached_tokens == 2 * PAGE_SIZE
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in STATES if name != "lfm2")],
+)
+def test_states_are_read_from_disk_after_a_restart(family: str, tmp_path: Path) -> None:
+    model = other_model(family)
+    graph = convert(other := deepcopy(model), StoredWeights(other))
+    beginning = [random.Random(5).randrange(VOCAB) for _ in range(2 * PAGE_SIZE + 6)]
+    found = []
+    for own in ([1], [1], [5, 6, 7]):
+        expected = generation([*beginning, *own], 12)
+        run_batch(Engine(WholeTexts(model), ByteTokenizer(), max_sequences=1), [expected])
+        runner = make_runner(graph, EXACT, cache_tokens=999, sequences=2, copies_bytes=1 << 20)
+        assert isinstance(runner, StatePageRunner)
+        assert runner.page_form
+        warm = WarmPages(runner, PageFiles(tmp_path / "pages", 100_000_000), b"model", family)
+        engine = Engine(runner, ByteTokenizer(), max_sequences=2, warm=warm)
+        run_batch(engine, [request := generation([*beginning, *own], 12)])
+        engine.close()
+        assert request.token_ids == expected.token_ids
+        found.append((request.cached_tokens, engine.warm_tokens))
+    assert found == [(0, 0), (2 * PAGE_SIZE,) * 2, (2 * PAGE_SIZE,) * 2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,6 +15,7 @@ from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 from llmserve.testing.live import completion_order
 from llmserve.testing.tiny_models import make_model
+from llmserve.testing.tiny_seeing import conversations, save_seeing
 
 pytestmark = pytest.mark.long
 
@@ -130,3 +131,16 @@ def test_each_kind_of_model_gives_the_answers_of_generate(
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=24).text, PROMPTS)
         assert list(texts) == expected
+
+
+def test_a_model_that_reads_images_answers_as_by_hf(
+    triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = str(save_seeing("llava", tmp_path_factory.mktemp("seeing")))
+    hf, model = triton.build("hf", source), triton.build("openvino", source)
+    asked = conversations((1, 0, 3, 2))
+    expected = [triton.client.generate(hf, **each) for each in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda each: triton.client.generate(model, **each), asked))
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert [each.input_tokens for each in found] == [each.input_tokens for each in expected]

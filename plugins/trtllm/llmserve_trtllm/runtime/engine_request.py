@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.runtime import (
+    ImageProcessor,
     Params,
     Parts,
     ProductShapes,
     Prompt,
     RequestError,
+    SeenPrompt,
     adapter_names,
     any_number,
     form_of,
     whole_number,
 )
 from llmserve.runtime.contract import ALIASES, TYPES
+from llmserve_trtllm import SEEN
 
 _PAD, _PENALTY = whole_number(0, 2**31 - 1), any_number(-100, 100)
 
@@ -40,6 +44,20 @@ class EngineLimits:
         of = settings.get("adapters_of")
         self.home: Path | None = folder.parent.parent / of / folder.name if of else None
         """The version folder that has the adapters, if the model takes any."""
+        self._seen, self._folder = settings.get(SEEN, {}), folder
+
+    @cached_property
+    def _images(self) -> ImageProcessor:
+        # Loaded by the part that reads a request with images, and by no other.
+        return ImageProcessor(self._seen, self._folder)
+
+    def about_images(self) -> dict[str, int] | None:
+        return self._images.about()
+
+    def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
+        """Return a conversation's ids, and those with a mark for each image, which the LLM API
+        gets together with the images."""
+        return self._images.counted(text, urls)
 
     @property
     def adapters(self) -> list[str]:
@@ -88,13 +106,14 @@ class RequestWriter:
         params_rows = [prompt.params for prompt in prompts]
         sampling = [self._sampling(prompt) for prompt in prompts]
         pads = [values["pad_id"] for values in sampling]
-        width = max(len(prompt.ids) for prompt in prompts)
+        # Of a prompt with images, the LLM API itself makes the tokens that stand for them.
+        rows = [prompt.ids if prompt.images is None else prompt.images for prompt in prompts]
+        width = max(map(len, rows))
         return {
             "INPUT_ID": [
-                prompt.ids + [pad] * (width - len(prompt.ids))
-                for prompt, pad in zip(prompts, pads, strict=True)
+                ids + [pad] * (width - len(ids)) for ids, pad in zip(rows, pads, strict=True)
             ],
-            "REQUEST_INPUT_LEN": [[len(prompt.ids)] for prompt in prompts],
+            "REQUEST_INPUT_LEN": [[len(ids)] for ids in rows],
             "REQUEST_OUTPUT_LEN": [[limit] for limit in limits],
             "DECODER_INPUT_ID": [[pad] for pad in pads],
             "REQUEST_DECODER_INPUT_LEN": [[1] for _ in prompts],
@@ -107,6 +126,7 @@ class RequestWriter:
                 ]
             ),
             "EMBEDDING_BIAS": self._bias(words, weights, len(prompts)),
+            "OUT_IMAGE_URL": _padded([params.image_url for params in params_rows]),
             "OUT_ADAPTER": [[(params.adapter or "").encode()] for params in params_rows],
             **{
                 f"OUT_{name.upper()}": [[values[ALIASES.get(name, name)]] for values in sampling]
@@ -190,8 +210,8 @@ class RequestWriter:
             )
         if params.adapter and self._limits.home is None:
             raise RequestError(
-                "this model takes no adapters by name: build it with --set layout=llmapi, for "
-                "TensorRT-LLM 1.1 or later",
+                "this model takes no adapters by name: one that reads no images does, built with "
+                "--set layout=llmapi, for TensorRT-LLM 1.1 or later",
                 code="unsupported_option",
                 param="adapter",
             )
@@ -215,6 +235,12 @@ class RequestWriter:
         forms = [form for word in words for form in (word, f" {word}")]
         ids_of_forms = [tuple(self._tokenizer.encode(form, special=False)) for form in forms]
         return [list(ids) for ids in dict.fromkeys(ids_of_forms) if ids]
+
+
+def _padded(rows: Sequence[Sequence[str]]) -> list[list[bytes]]:
+    """Return texts in columns, one at least."""
+    width = max(1, *map(len, rows))
+    return [[text.encode() for text in row] + [b""] * (width - len(row)) for row in rows]
 
 
 def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from llmserve.runtime import Parts, RequestError, Responder, Tensors, located, tensors_of
+from llmserve.runtime.contract import IMAGE_LIMITS
 from llmserve_trtllm.runtime.adapters import AdapterQueue, LlmApiAdapters
 from llmserve_trtllm.runtime.engine_request import words_of
+from llmserve_trtllm.runtime.prompts import SeeingPrompts
 
 _MAX_REQUESTS = 1024
 """A thread waits for the answer of each request; the LLM API itself does not block."""
 _WORDS = ("stop_words_list", "bad_words_list")
+_IMAGES = "image_url"
 
 
 class LlmApi:
@@ -28,6 +31,8 @@ class LlmApi:
         self._settings = settings
         self._guided: str = settings["guided_decoding_backend"]
         self._folder = folder
+        self._prompts: SeeingPrompts | None = None
+        """For a model that reads images."""
         self._stand_in: Any = None
         self._running: dict[str, _Answer] = {}
         """Those that wait for their adapters, and those that are generated."""
@@ -48,6 +53,9 @@ class LlmApi:
                 ) from None
             self._stand_in = _load_stand_in(parts.name, self._settings, self._folder)
         else:
+            # Models that were built before there were images have no such setting.
+            if IMAGE_LIMITS in self._settings:
+                self._prompts = SeeingPrompts(self._settings, self._folder)
             self._llm = self._load(tensorrt_llm)
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -98,7 +106,7 @@ class LlmApi:
             options: dict[str, Any] = {
                 name: values.reshape(-1).item(index)
                 for name, values in inputs.items()
-                if name not in ("input_ids", *_WORDS)
+                if name not in ("input_ids", _IMAGES, *_WORDS)
             }
             prompt = ids[: options["input_lengths"]].tolist()
             length = options["request_output_len"]
@@ -115,13 +123,16 @@ class LlmApi:
             for name in _WORDS:
                 options[name] = words_of(inputs[name][index]) if name in inputs else []
             # If LLM has a tokenizer, it encodes bad words from their texts, which are unknown here.
-            if self._guided and any(len(word) > 1 for word in options["bad_words_list"]):
+            if self._has_tokenizer and any(len(word) > 1 for word in options["bad_words_list"]):
                 raise RequestError(
-                    "bad_words of several tokens are not supported by a model with guided decoding",
+                    "bad_words of several tokens are not supported by a model with guided decoding "
+                    "or images",
                     code="unsupported_option",
                     param="bad_words",
                 )
-            rows.append(_Row(prompt, options))
+            urls = inputs[_IMAGES][index].reshape(-1) if _IMAGES in inputs else ()
+            images = [url.decode(errors="replace") for url in urls if url]
+            rows.append(_Row(prompt, options, images))
         return rows
 
     def _answer(self, answer: _Answer) -> None:
@@ -141,10 +152,11 @@ class LlmApi:
     def _generate(self, answer: _Answer, held: Mapping[str, Any]) -> None:
         # While it waited for its adapters, its client may have left.
         rows = [] if answer.is_stopped or answer.responder.cancelled(now=True) else answer.rows
-        for row in rows:
+        prompts = [self._prompt(row) for row in rows]
+        for row, prompt in zip(rows, prompts, strict=True):
             lora = {"lora_request": held[row.adapter]} if row.adapter else {}
             answer.results.append(
-                self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams, **lora)
+                self._submitted(row, prompt, sampling(row), streaming=answer.streams, **lora)
             )
         if answer.is_stopped:
             answer.stop()
@@ -158,6 +170,25 @@ class LlmApi:
                     answer.respond()
         # Before others wait for the adapters that it holds, and may have them read.
         answer.respond(final=True)
+
+    @property
+    def _has_tokenizer(self) -> bool:
+        """Whether LLM gets one: a guide is compiled for it, and the text around images encoded."""
+        return bool(self._guided or self._prompts)
+
+    def _prompt(self, row: _Row) -> Any:
+        return self._prompts.prompt(row.ids, row.images) if self._prompts else row.ids
+
+    def _submitted(self, row: _Row, prompt: Any, params: Any, **options: Any) -> Any:
+        try:
+            return self._llm.generate_async(prompt, params, **options)
+        except (ValueError, IndexError, TypeError) as error:
+            if not row.images:
+                raise
+            # Such as an image that is too narrow for the model's processor.
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            problem = f"TensorRT-LLM refuses these images: {reason[:200]}"
+            raise RequestError(problem, code="invalid_value", param=_IMAGES) from None
 
     def _adapter_queue(self, home: Path | None) -> AdapterQueue | None:
         if home is None:
@@ -175,8 +206,7 @@ class LlmApi:
         policy = getattr(CapacitySchedulerPolicy, settings["scheduler"])
         return tensorrt_llm.LLM(
             model=path,
-            # A guide is compiled for a tokenizer.
-            skip_tokenizer_init=not self._guided,
+            skip_tokenizer_init=not self._has_tokenizer,
             **guided,
             **sampler,
             trust_remote_code=options["trust_remote_code"],
@@ -198,6 +228,7 @@ class _Row:
 
     ids: list[int]
     options: Mapping[str, Any]
+    images: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     sent: int = 0
     ended: bool = False

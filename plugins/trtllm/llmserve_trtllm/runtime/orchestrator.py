@@ -85,6 +85,11 @@ class Orchestrator:
                     break
         generation.end()
 
+    @staticmethod
+    def _prompt(generation: Generation) -> Prompt:
+        ids, params = generation.prompt_ids, generation.params
+        return Prompt(generation.prompt, ids, params, images=generation.images)
+
     def _tensors(self, generation: Generation, inputs: Tensors, row: int, rows: int) -> Tensors:
         """Return the engine's inputs for one row of a request."""
         row_inputs = {name: values[row : row + 1] for name, values in inputs.items()}
@@ -100,7 +105,7 @@ class Orchestrator:
         if rows > 1 and any(tensors[name].any() for name in names if name.startswith("return_")):
             raise RequestError("scores are sent for only one prompt: send several requests")
         outputs = self._writer.write(
-            [Prompt(generation.prompt, generation.prompt_ids, generation.params)],
+            [self._prompt(generation)],
             [generation.max_tokens],
             row_inputs.get("embedding_bias_words"),
             row_inputs.get("embedding_bias_weights"),

@@ -54,8 +54,7 @@ class Preprocessing:
         limits = [self._limit(prompt) for prompt in prompts]
         inputs = tensors_of(raw)
         values = self._writer.write(
-            # A request that only asks about its prompt need not wait for the engine to read it.
-            [replace(p, ids=p.ids[:1]) if p.params.prompt_only else p for p in prompts],
+            [self._shortened(prompt) for prompt in prompts],
             limits,
             inputs.get("EMBEDDING_BIAS_WORDS"),
             inputs.get("EMBEDDING_BIAS_WEIGHTS"),
@@ -68,6 +67,13 @@ class Preprocessing:
         values["OUT_EXCLUDE_INPUT_IN_OUTPUT"] = [[not self._echoes(prompt)] for prompt in prompts]
         outputs: Mapping[str, str] = self._settings["makes"]
         return {name: array(values[name], data_type) for name, data_type in outputs.items()}
+
+    def _shortened(self, prompt: Prompt) -> Prompt:
+        """Return what the engine reads of a prompt: one that is only asked about need not wait for
+        that. What reads images gets a text, which a part of one need not be."""
+        if not prompt.params.prompt_only or "OUT_IMAGE_URL" in self._settings["makes"]:
+            return prompt
+        return replace(prompt, ids=prompt.ids[:1])
 
     def _limit(self, prompt: Prompt) -> int:
         """Return the maximum length of the answer; refuse what this model cannot serve."""

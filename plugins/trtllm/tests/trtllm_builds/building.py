@@ -10,16 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 import llmserve
-from llmserve.plugin import ADAPTER_OPTIONS, ModelConfig
+from llmserve.plugin import ADAPTER_OPTIONS, IMAGE_OPTIONS, ModelConfig
 from llmserve.testing import read_config
 from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.versions import Version
 
 _JSON = re.compile(r"\{.*\}|true|false")
 ENGINES = Path(__file__).with_name("engines")
-DEFAULTS = {option.name: option.default for option in (*OPTIONS, *ADAPTER_OPTIONS)} | {
-    "max_batch_size": 16
-}
+_OPTIONS = (*OPTIONS, *ADAPTER_OPTIONS, *IMAGE_OPTIONS)
+DEFAULTS = {option.name: option.default for option in _OPTIONS} | {"max_batch_size": 16}
 
 
 def cases(heading: str) -> list[list[Any]]:

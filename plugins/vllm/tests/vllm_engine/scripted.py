@@ -46,6 +46,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -128,7 +129,26 @@ class _Request:
     params: SamplingParams
     lora: LoRARequest | None
     priority: int
+    seen: list[Any]
     given: int = 0
+
+
+class Renderer:
+    """Makes four tokens of the mark of an image, and refuses what it has no image for."""
+
+    MARK = 3
+
+    def render_cmpl(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [self._rendered(**prompt) for prompt in prompts]
+
+    def _rendered(
+        self, prompt_token_ids: list[int], multi_modal_data: dict[str, list[Any]]
+    ) -> dict[str, Any]:
+        images = multi_modal_data["image"]
+        if len(images) > prompt_token_ids.count(self.MARK):
+            raise ValueError("no place for an image\nand more")
+        ids = [each for one in prompt_token_ids for each in [one] * (4 if one == self.MARK else 1)]
+        return {"type": "multimodal", "prompt_token_ids": ids, "mm_kwargs": {"image": images}}
 
 
 class LLMEngine:
@@ -151,6 +171,7 @@ class LLMEngine:
         self.ends_with: str | None = None
         self.ended = False
         self.engine_core = SimpleNamespace(shutdown=self._shutdown)
+        self.renderer = Renderer()
         self._loggers = [make(config, 0) for make in stat_loggers]
         self.made.append(self)
 
@@ -178,7 +199,9 @@ class LLMEngine:
         if params.seed == 13:
             raise ValueError("unlucky\nand more")
         prompt_ids = list(prompt["prompt_token_ids"])
-        self.requests[request_id] = _Request(prompt_ids, params, lora_request, priority)
+        self.requests[request_id] = _Request(
+            prompt_ids, params, lora_request, priority, prompt.get("mm_kwargs", {}).get("image", [])
+        )  # fmt: skip
         return f"{request_id}-internal"
 
     def abort_request(self, request_ids: list[str]) -> None:
@@ -217,8 +240,10 @@ class LLMEngine:
             reason = "stop"
         elif request.given == params.max_tokens:
             reason = "length"
-        wants = params.logprobs is not None
-        answer = CompletionOutput([token], [_ranked(token)] if wants else None, reason)
+        named = params.logprob_token_ids
+        wants = params.logprobs is not None or named is not None
+        scores = _named(token, named) if named else _ranked(token)
+        answer = CompletionOutput([token], [scores] if wants else None, reason)
         prompt = None
         if first and params.prompt_logprobs is not None:
             prompt = [None, *(_ranked(token) for token in request.prompt[1:])]
@@ -232,6 +257,11 @@ def _ranked(token: int) -> dict[int, Any]:
     """Return log-probabilities as vLLM has them: the chosen token first, whatever its rank."""
     others = {90: -0.5, 91: -0.25, token: -3.0}
     return {one: SimpleNamespace(logprob=others[one]) for one in (token, 90, 91)}
+
+
+def _named(token: int, named: list[int]) -> dict[int, Any]:
+    """Return those of the chosen token and of the named ones, which vLLM sends alone."""
+    return {one: SimpleNamespace(logprob=-float(one)) for one in (token, *named)}
 
 
 _MODULES: dict[str, dict[str, Any]] = {

@@ -50,6 +50,8 @@ def test_the_engine_takes_and_returns_the_same() -> None:
     ):  # fmt: skip
         ours, theirs = getattr(scripted.LLMEngine, name), getattr(engine, name)
         assert names_of(ours) <= names_of(theirs), name
+    ours, theirs = scripted.Renderer, real("vllm.renderers.base", "BaseRenderer")
+    assert names_of(ours.render_cmpl) <= names_of(theirs.render_cmpl)
     for name in ("RequestOutput", "CompletionOutput"):
         fields = {field.name for field in dataclasses.fields(getattr(scripted, name))}
         assert fields <= names_of(real("vllm.outputs", name)), name

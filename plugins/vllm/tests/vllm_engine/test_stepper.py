@@ -19,7 +19,7 @@ from llmserve.runtime import (
 from llmserve.runtime.contract import LATE_AFTER
 from llmserve.testing import ByteTokenizer, generation
 
-from .scripted import LLMEngine, scripted  # noqa: F401
+from .scripted import LLMEngine, SamplingParams, scripted  # noqa: F401
 
 SETTINGS: dict[str, Any] = {
     "path": "model", "dtype": "float32", "device": "auto", "engine_args": {"max_num_seqs": 8},
@@ -246,6 +246,23 @@ def test_log_probabilities_are_those_of_vllm(stepper: Stepper) -> None:
     assert np.isnan(first.value)
     assert (second.token, second.value) == (98, -3.0)
     assert [top.token for top in second.top] == [91, 90]
+
+
+def test_named_tokens_have_the_log_probabilities_of_vllm(stepper: Stepper) -> None:
+    asked = ask("ab", 1, logprobs=0, scored=(98, 7, 999))
+    run_batch(stepper, [asked])
+    (found,) = asked.logprobs
+    assert (found.token, found.value) == (97, -97.0)
+    # The last is one that the model has no score for, with which vLLM would refuse the request.
+    assert [(top.token, top.value) for top in found.top] == [(98, -98.0), (7, -7.0), (999, -np.inf)]
+
+
+def test_a_vllm_that_cannot_tell_them_refuses_named_tokens(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(SamplingParams, "logprob_token_ids")
+    with pytest.raises(RequestError, match="of given tokens"):
+        stepper.admit(ask("ab", 1, logprobs=0, scored=(98,)))
 
 
 @pytest.mark.parametrize(

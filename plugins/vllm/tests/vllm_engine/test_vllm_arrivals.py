@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.runtime import Adapters, Generation, Stepper, run_batch
 from llmserve.testing import ByteTokenizer, generation
 
-from .references import MAX_TOKENS, OPTIONS, PROMPTS, expected, save_tiny_llama
+from .references import MAX_TOKENS, OPTIONS, PROMPTS, expected, save_tiny_llama, tiny_llama
 
 pytest.importorskip("vllm", reason="only `make test-vllm` installs vLLM")
 
@@ -47,7 +48,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         folder = save_tiny_llama(tmp_path_factory.mktemp("tiny"))
         settings = {
             "device": "cpu", "dtype": OPTIONS["dtype"],
-            "engine_args": {"enforce_eager": True, **LITTLE_CACHE},
+            # Requests of one class come as they do without the policy.
+            "engine_args": {
+                "enforce_eager": True, "scheduling_policy": "priority", **LITTLE_CACHE,
+            },
         }  # fmt: skip
         made = Model(settings, str(folder), {"trust_remote_code": False}, folder)
         yield made
@@ -77,6 +81,39 @@ def test_those_that_vllm_puts_back_into_its_queue_have_the_same_answers(
     run_batch(stepper, asked)
     assert sum(preempted) > 0
     assert [one.token_ids for one in asked] == [expected(prompt) for prompt in longest]
+
+
+def test_a_class_above_goes_first(stepper: Stepper) -> None:
+    longest = sorted(PROMPTS, key=len)[-6:]
+    low = [generation(prompt, MAX_TOKENS, priority_class=1001) for prompt in longest]
+    for request in low:
+        stepper.admit(request)
+    for _ in range(3):
+        stepper.step()
+    high = generation(PROMPTS[0], MAX_TOKENS, priority_class=-1)
+    stepper.admit(high)
+    waiting = [request for request in low if not request.token_ids]
+    assert waiting
+    while not high.done:
+        assert not stepper.step().failed
+    assert not any(request.done for request in waiting)
+    while stepper.busy:
+        stepper.step()
+    for request in [high, *low]:
+        assert request.token_ids == expected(tuple(request.prompt_ids))
+
+
+def test_the_log_probabilities_of_named_tokens_are_the_models(stepper: Stepper) -> None:
+    prompt, named = PROMPTS[0], (5, 9, 3)
+    asked = generation(prompt, 1, logprobs=0, scored=named)
+    run_batch(stepper, [asked])
+    with torch.inference_mode():
+        scores = tiny_llama()(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    (found,) = asked.logprobs
+    assert [top.token for top in found.top] == list(named)
+    assert [top.value for top in found.top] == pytest.approx(
+        [float(scores[token]) for token in named], abs=1e-4
+    )
 
 
 @settings(max_examples=30, deadline=None)

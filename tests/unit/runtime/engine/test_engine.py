@@ -18,7 +18,7 @@ from llmserve.runtime.engine.page_files import PageFiles
 from llmserve.runtime.engine.warm import WarmPages
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
-from tests.recall import VOCABULARY, RecallingRunner, RecallRunner
+from tests.recall import VOCABULARY, RecallingRunner, RecallRunner, embedded
 
 Request = dict[str, Any]
 
@@ -48,8 +48,16 @@ requests = st.fixed_dictionaries(
         "seed": st.integers(0, 3),
         "steps_before_next": st.integers(0, 5),
         "cancelled_after": st.one_of(st.none(), st.integers(0, 12)),
-    }
+    },
+    optional={
+        # Which image begins after how many more tokens, and of how many it is.
+        "images": st.lists(
+            st.tuples(st.integers(0, 1), st.integers(0, 6), st.integers(1, 9)), max_size=3
+        ),
+    },
 )
+MARK = 9
+"""The token that stands for a part of an image."""
 
 
 GUESSERS: dict[str, Callable[[], Guesser | None]] = {
@@ -67,7 +75,17 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(request: Request) -> Generation:
     params = {"seed": request["seed"], **request["params"]}
-    return generation(request["prompt"], request["length"], **params)
+    prompt, images = list(request["prompt"]), []
+    at = 0
+    for image, after, count in request.get("images", ()):
+        at += after
+        # The last token is one of text, as in any prompt.
+        if at + count < len(prompt):
+            prompt[at : at + count] = [MARK] * count
+            # Of some images, all tokens see each other.
+            images.append(embedded(at, count, image, is_whole=image % 2 == 1))
+            at += count
+    return generation(prompt, request["length"], images=tuple(images), **params)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,9 +142,9 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
 ) -> None:
     runner = RecallRunner(pages) if copies is None else RecallingRunner(pages, most_copies=copies)
     warm = None
-    if is_warm and copies is None:
+    if is_warm:
         # There are pages from all examples before.
-        warm = WarmPages(runner, PageFiles(kept, 1_000_000), b"", "model")
+        warm = WarmPages(runner, PageFiles(kept, 1_000_000), str(copies).encode(), "model")
     engine = Engine(
         runner,
         ByteTokenizer(),
@@ -250,6 +268,132 @@ def test_log_probabilities_of_a_prompt_need_few_passes() -> None:
     assert finish(engine) == 4
     assert len(answer.prompt_logprobs) == 150
     assert max(chunk.rows for chunks in runner.passes for chunk in chunks) == 64
+
+
+def seen(engine: Engine, *images: int, question: int = 1) -> Generation:
+    """Return an answer about images of ten tokens each, with a token around each."""
+    parts = [embedded(1 + 11 * place, 10, image) for place, image in enumerate(images)]
+    prompt = [*([5, *[MARK] * 10] * len(images)), question, question, question]
+    engine.admit(answer := generation(prompt, 6, images=parts))
+    finish(engine)
+    (cold := Engine(RecallRunner(), ByteTokenizer(), max_sequences=1)).admit(
+        expected := generation(prompt, 6, images=parts)
+    )
+    finish(cold)
+    assert answer.token_ids == expected.token_ids
+    return answer
+
+
+piece = st.one_of(st.integers(1, 2), st.tuples(st.integers(0, 1), st.integers(3, 6)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=st.lists(st.lists(piece, min_size=1, max_size=6), min_size=2, max_size=6),
+    prefill_chunk=st.sampled_from([1, 5, 64]),
+)
+def test_no_more_is_found_of_a_prompt_than_it_has_in_common_with_those_before(
+    prompts: list[list[int | tuple[int, int]]], prefill_chunk: int
+) -> None:
+    engine = Engine(
+        RecallRunner(200), ByteTokenizer(), max_sequences=1, prefill_chunk=prefill_chunk
+    )
+    earlier: list[list[object]] = []
+    for pieces in prompts:
+        content: list[object] = []
+        images = []
+        for each in pieces:
+            if isinstance(each, tuple):
+                images.append(embedded(len(content), each[1], each[0], is_whole=each[0] == 1))
+                content += [(*each, place) for place in range(each[1])]
+            else:
+                content.append(each)
+        content.append(3)
+        ids = [each if isinstance(each, int) else MARK for each in content]
+        engine.admit(answer := generation(ids, 1, images=images))
+        finish(engine)
+        (cold := Engine(RecallRunner(), ByteTokenizer(), max_sequences=1)).admit(
+            expected := generation(ids, 1, images=images)
+        )
+        finish(cold)
+        assert answer.token_ids == expected.token_ids
+        common = [_common(content[:-1], other) for other in earlier]
+        # Perhaps less: the next page of a beginning may have been taken for another end.
+        assert (answer.cached_tokens or 0) <= max(common, default=0)
+        earlier.append(content)
+
+
+def _common(content: list[object], other: list[object]) -> int:
+    """Return how many of the first of both are the same."""
+    pairs = zip(content, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(content), len(other)))
+
+
+def test_pages_are_shared_by_who_has_the_same_images_and_by_nobody_else() -> None:
+    engine = Engine(RecallRunner(64), ByteTokenizer(), max_sequences=2, prefill_chunk=7)
+    asked = [(0, 1), (0, 1), (0, 2), (1, 0), (3,), (0,)]
+    found = [seen(engine, *images, question=n).cached_tokens for n, images in enumerate(asked, 20)]
+    # Of the second, all but the page where the question begins; of the third, what is before its
+    # second image.
+    assert found == [0, 20, 12, 0, 0, 8]
+    prompt = [5, *[MARK] * 10, 1, 1, 1]
+    engine.admit(text := generation(prompt, 6))
+    finish(engine)
+    assert text.cached_tokens == 0, "the same tokens, and no image"
+
+
+def pieces(*questions: tuple[int, int], prefill_chunk: int) -> list[list[tuple[int, int]]]:
+    """Return where the pieces of each pass begin and end, until all questions are read: each has
+    so many tokens before an image, and so many in it, which see each other."""
+    runner = RecallRunner(64)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=4, prefill_chunk=prefill_chunk)
+    for number, (before, count) in enumerate(questions):
+        image = embedded(before, count, number, is_whole=True)
+        prompt = [*[number] * before, *[MARK] * count, number, 1, 2]
+        engine.admit(generation(prompt, 1, images=[image]))
+    finish(engine)
+    return [[(chunk.start, chunk.stop) for chunk in chunks] for chunks in runner.passes]
+
+
+def test_no_piece_of_a_prompt_ends_among_tokens_that_see_each_other() -> None:
+    assert pieces((5, 10), prefill_chunk=64) == [[(0, 18)]]
+    assert pieces((5, 10), prefill_chunk=12) == [[(0, 5)], [(5, 17)], [(17, 18)]]
+    assert pieces((5, 10), prefill_chunk=3) == [[(0, 3)], [(3, 5)], [(5, 15)], [(15, 18)]]
+    assert pieces((0, 10), prefill_chunk=1) == [[(0, 10)], [(10, 11)], [(11, 12)], [(12, 13)]]
+
+
+def test_what_is_more_than_a_step_reads_is_read_in_one_of_its_own() -> None:
+    read = pieces((2, 2), (0, 10), prefill_chunk=8)
+    assert read == [[(0, 7)], [(0, 10)], [(10, 13)]]
+
+
+def test_a_beginning_may_be_shared_that_ends_among_tokens_that_see_each_other() -> None:
+    runner = RecallRunner(64)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=2, prefill_chunk=3)
+    image, found = embedded(2, 9, 0, is_whole=True), []
+    for question in (1, 2):
+        engine.admit(answer := generation([5, 5, *[MARK] * 9, question], 1, images=[image]))
+        finish(engine)
+        found.append(answer.cached_tokens)
+    # Pages have four tokens. The rest of the image is read in one piece.
+    assert found == [0, 8]
+    starts = [(chunk.start, chunk.stop) for chunks in runner.passes for chunk in chunks]
+    assert starts == [(0, 2), (2, 11), (11, 12), (8, 11), (11, 12)]
+
+
+def test_a_runner_gets_the_images_of_a_chunk_again_when_a_sequence_lost_its_pages() -> None:
+    runner = RecallRunner(9)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=2, share_prefixes=False)
+    parts = [embedded(1, 10, 0)]
+    prompt = [5, *[MARK] * 10, 1]
+    both = [generation(prompt, 16, images=parts) for _ in range(2)]
+    for each in both:
+        engine.admit(each)
+    finish(engine)
+    first = [c for chunks in runner.passes for c in chunks if not c.start and c.embedded]
+    assert len(first) == 3, "twice at first, and once again"
+    assert both[0].token_ids == both[1].token_ids
+    assert seen(engine, 0).cached_tokens == 0
 
 
 def test_a_pass_that_fails_may_be_tried_again() -> None:

@@ -16,7 +16,7 @@ from llmserve.runtime.engine import scheduler
 from llmserve.runtime.engine.page_files import PageFiles
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.fake import generation
-from tests.recall import VOCABULARY, RecallingRunner, RecallRunner
+from tests.recall import VOCABULARY, RecallingRunner, RecallRunner, embedded
 
 PROMPT = [(7 * i) % VOCABULARY for i in range(40)]
 
@@ -111,6 +111,17 @@ def test_only_the_same_model_and_the_same_salt_find_them(folder: Path) -> None:
     assert answered(engine_of(folder), PROMPT, cache_salt="b").cached_tokens == 0
     assert answered(engine_of(folder, model=b"other"), PROMPT, cache_salt="a").cached_tokens == 0
     assert answered(engine_of(folder), PROMPT, cache_salt="a").cached_tokens == 36
+
+
+def test_pages_of_an_image_are_found_by_who_has_the_same_one(folder: Path) -> None:
+    first = engine_of(folder)
+    answered(first, PROMPT, images=[embedded(3, 30, 0)])
+    first.close()
+    found = [
+        answered(engine_of(folder), PROMPT, images=images).cached_tokens
+        for images in ([embedded(3, 30, 1)], [embedded(3, 29, 0)], [embedded(3, 30, 0)], None)
+    ]
+    assert found == [0, 0, 36, 0]
 
 
 def test_a_salt_is_not_another_s_in_memory_either() -> None:
@@ -257,6 +268,201 @@ def test_what_comes_too_fast_is_not_kept(folder: Path, monkeypatch: pytest.Monke
     assert answered(engine_of(folder), PROMPT).cached_tokens == 0
 
 
+# Models with states: a prompt goes on after a page only where the state after it is there too.
+
+
+@pytest.fixture(params=[True, False], ids=["hybrid", "recurrent"])
+def has_pages(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def with_states(
+    folder: Path, *, has_pages: bool = True, copies: int = 50, pages: int = 64, chunk: int = 8
+) -> Engine:
+    runner = RecallingRunner(pages, most_copies=copies, has_pages=has_pages)
+    warm = WarmPages(runner, PageFiles(folder, 1_000_000), b"model", "model")
+    return Engine(runner, ByteTokenizer(), max_sequences=4, prefill_chunk=chunk, warm=warm)
+
+
+def end(engine: Engine) -> None:
+    """Close an engine when all is written, however busy the machine is."""
+    warm = engine._warm
+    assert warm is not None
+    assert warm.flush(60)
+    engine.close()
+
+
+def kept_files(folder: Path) -> list[Path]:
+    """Return what is kept, the end of a text first."""
+    return sorted((path for path in folder.iterdir() if path.name != "lock"), key=os.path.getmtime)
+
+
+def is_state(path: Path) -> bool:
+    # The state is two numbers; a page has four, and both the same header.
+    return path.stat().st_size < 4 * 8 + 120
+
+
+def test_a_state_is_read_from_disk_after_a_restart(folder: Path, has_pages: bool) -> None:
+    answered(first := with_states(folder, has_pages=has_pages), PROMPT)
+    end(first)
+    second = with_states(folder, has_pages=has_pages)
+    assert answered(second, PROMPT).cached_tokens == 36
+    assert (second.tokens_computed, second.warm_tokens) == (4 + 5, 36)
+    assert second.warm_bytes == 36 * 8 * has_pages + 16
+    assert answered(second, PROMPT).cached_tokens == 36
+    assert second.warm_tokens == 36, "the second time, it is in memory"
+    # States are kept after pieces of eight tokens.
+    assert answered(with_states(folder, has_pages=has_pages), [*PROMPT[:22], 3]).cached_tokens == 16
+
+
+def test_what_is_read_of_a_text_goes_on_from_what_is_in_memory(
+    folder: Path, has_pages: bool
+) -> None:
+    answered(first := with_states(folder, has_pages=has_pages), PROMPT)
+    end(first)
+    second = with_states(folder, has_pages=has_pages)
+    answered(second, PROMPT[:18])
+    assert second.warm_tokens == 16
+    assert answered(second, PROMPT).cached_tokens == 36
+    assert second.warm_tokens == 16 + 20
+
+
+def test_the_newest_state_of_an_answer_is_kept_when_it_ends(folder: Path, has_pages: bool) -> None:
+    answer = answered(first := with_states(folder, has_pages=has_pages), PROMPT, 21)
+    end(first)
+    if not has_pages:
+        # After 8, 16, 24, 32, 36 and 40 tokens of the prompt, and one of the answer.
+        assert len(kept_files(folder)) == 7
+    whole = [*PROMPT, *answer.token_ids]
+    engine = with_states(folder, has_pages=has_pages)
+    assert answered(engine, [*whole, 1, 2, 3]).cached_tokens == 60
+
+
+def test_a_damaged_state_is_not_believed(folder: Path, has_pages: bool) -> None:
+    for damage in ("a bit", "cut"):
+        answered(first := with_states(folder, has_pages=has_pages), PROMPT)
+        end(first)
+        # From the end: of the answer, then after 40 and 36 tokens.
+        state = [path for path in kept_files(folder) if is_state(path)][2]
+        content = bytearray(state.read_bytes())
+        if damage == "cut":
+            content = content[:-1]
+        else:
+            content[-1] ^= 1
+        state.write_bytes(content)
+        second = with_states(folder, has_pages=has_pages)
+        assert answered(second, PROMPT).cached_tokens == 32
+        end(second)
+        assert answered(with_states(folder, has_pages=has_pages), PROMPT).cached_tokens == 36
+
+
+def test_a_prompt_goes_on_after_the_last_state_before_a_damaged_page(folder: Path) -> None:
+    answered(first := with_states(folder), PROMPT)
+    end(first)
+    pages = [path for path in kept_files(folder) if not is_state(path)]
+    # From the end: of the answer, then after 40, 36, 32, 28 and 24 tokens.
+    pages[5].write_bytes(pages[5].read_bytes()[:-1])
+    second = with_states(folder)
+    assert answered(second, PROMPT).cached_tokens == 16
+    end(second)
+    assert answered(with_states(folder), PROMPT).cached_tokens == 36
+
+
+def test_without_any_state_a_prompt_is_computed(folder: Path, has_pages: bool) -> None:
+    answered(first := with_states(folder, has_pages=has_pages), PROMPT)
+    end(first)
+    for path in filter(is_state, kept_files(folder)):
+        path.unlink()
+    second = with_states(folder, has_pages=has_pages)
+    assert answered(second, PROMPT).cached_tokens == 0
+    assert second.warm_tokens == 0
+
+
+def test_states_of_another_size_are_not_taken(folder: Path, has_pages: bool) -> None:
+    class Wide(RecallingRunner):
+        def read_state(self, state: int) -> bytes:
+            return super().read_state(state) * 2
+
+    runner = Wide(64, most_copies=50, has_pages=has_pages)
+    warm = WarmPages(runner, PageFiles(folder, 1_000_000), b"model", "model")
+    engine = Engine(runner, ByteTokenizer(), max_sequences=1, prefill_chunk=8, warm=warm)
+    answered(engine, PROMPT)
+    end(engine)
+    assert answered(with_states(folder, has_pages=has_pages), PROMPT).cached_tokens == 0
+
+
+def test_a_key_s_states_are_not_another_s(folder: Path, has_pages: bool) -> None:
+    answered(first := with_states(folder, has_pages=has_pages), PROMPT, cache_salt="a")
+    end(first)
+    for salt, found in (("b", 0), (None, 0), ("a", 36)):
+        engine = with_states(folder, has_pages=has_pages)
+        assert answered(engine, PROMPT, cache_salt=salt).cached_tokens == found
+
+
+def test_pages_before_a_state_are_read_in_parts_while_others_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered(first := with_states(folder), PROMPT)
+    end(first)
+    monkeypatch.setattr(scheduler, "_MOST_FILLING", 0.0)
+    second = with_states(folder)
+    second.admit(other := generation([1, 2, 3], 60))
+    second.step()
+    second.admit(answer := generation(PROMPT, 6))
+    for _ in range(9):
+        before = len(other.token_ids)
+        second.step()
+        assert len(other.token_ids) > before
+        # They are of no use until the state after them is there.
+        assert (second.warm_tokens, answer.cached_tokens) == (0, 0)
+        assert not answer.token_ids
+    second.step()
+    assert (second.warm_tokens, answer.cached_tokens) == (36, 36)
+    finish(second)
+    assert answer.token_ids == answered(engine_of(None), PROMPT).token_ids
+
+
+def test_tokens_of_what_is_kept_are_counted_once(folder: Path, has_pages: bool) -> None:
+    answered(first := with_states(folder, has_pages=has_pages), PROMPT)
+    end(first)
+    pages = PageFiles(folder, 0).pages()
+    # With pages, those of the answer count as well.
+    assert sum(page.tokens for page in pages) == 44 if has_pages else 36
+
+
+def test_states_of_a_session_outlive_others_in_memory() -> None:
+    runner = RecallingRunner(200, most_copies=12)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=1, prefill_chunk=64)
+    answered(engine, PROMPT, keep_longer=True)
+    answered(engine, [1, *PROMPT])
+    for n in range(20):
+        answered(engine, [n, n, *PROMPT[:20]])
+    assert answered(engine, [1, *PROMPT]).cached_tokens == 0
+    assert answered(engine, PROMPT, keep_longer=True).cached_tokens == 36
+
+
+def test_a_flood_of_sessions_leaves_others_half_of_the_states() -> None:
+    runner = RecallingRunner(400, most_copies=12)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=1, prefill_chunk=64)
+    answered(engine, PROMPT)
+    for n in range(40):
+        answered(engine, [n, n, *PROMPT[:20]], keep_longer=True, cache_salt=str(n))
+    assert answered(engine, PROMPT).cached_tokens == 36
+    found = [
+        answered(engine, [n, n, *PROMPT[:20]], keep_longer=True, cache_salt=str(n)).cached_tokens
+        for n in (39, 0)
+    ]
+    assert found == [20, 0]
+
+
+def test_one_copy_of_a_state_may_be_all_there_is_room_for() -> None:
+    runner = RecallingRunner(64, most_copies=1)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=1, prefill_chunk=64)
+    for n in range(3):
+        answered(engine, [n, *PROMPT], keep_longer=bool(n % 2))
+    assert len(runner.states) == 1
+
+
 # The folder and the model that `serve` names.
 
 
@@ -293,7 +499,7 @@ def test_a_model_finds_its_pages_until_its_files_change(
     version: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WARM, str(folder))
-    monkeypatch.setenv(WARM_BYTES, "100000")
+    monkeypatch.setenv(WARM_BYTES, "1000000")
     assert [cached(version), cached(version)] == [0, 36]
     (version / "adapters" / "a" / "new").write_text("an adapter")
     assert cached(version) == 36
@@ -306,6 +512,8 @@ def test_a_model_finds_its_pages_until_its_files_change(
         page_form = "another version of a library"
 
     assert cached(version, Other(64)) == 0
+    recalling = [RecallingRunner(64, most_copies=50) for _ in range(2)]
+    assert [cached(version, runner) for runner in recalling] == [0, 36]
     manifest = version.parent / MANIFEST
     manifest.write_text(manifest.read_text().replace("weights", "other"))
     assert cached(version) == 0
@@ -330,10 +538,17 @@ class Bare:
     run = RecallRunner.run
 
 
+class BareStates(RecallRunner):
+    most_copies = 4
+
+    copy, forget = RecallingRunner.copy, RecallingRunner.forget
+
+
 @pytest.mark.parametrize(
     ("runner", "reason"),
     [
-        (RecallingRunner(), "a page says nothing of the states that its layers keep"),
+        (RecallingRunner(), "no copies of its states are kept (state_mb)"),
+        (BareStates(), "what computes it does not give out its states"),
         (Bare(), "what computes it does not give out its pages"),
     ],
 )

@@ -1,0 +1,186 @@
+"""Images in OpenVINO's engine: answers are those of ``generate()``, and no image is read twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import transformers
+
+import llmserve
+from llmserve.errors import OptionError
+from llmserve.graphs import StoredWeights, load
+from llmserve.plugin import IncompatibleError, UnservedError
+from llmserve.runtime import Engine, Generation, ImageTower, PromptLookup
+from llmserve.testing import ByteTokenizer
+from llmserve.testing.tiny_seeing import (
+    AS_TEXTS,
+    Seeing,
+    SeenQuestion,
+    save_seeing,
+)
+from llmserve_openvino.compare import seen_difference
+from llmserve_openvino.embedded_rows import take_rows
+from llmserve_openvino.runner import make_runner, paged
+from llmserve_openvino.tower import LOADER, save_tower
+from llmserve_openvino.trace import convert
+
+# Tracing warns of what the comparison with the original would show.
+pytestmark = pytest.mark.filterwarnings("ignore")
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+COUNTS = (1, 2, 0, 3, 1, 0)
+"""How many images the prompts have that are asked together."""
+
+
+class Served(Seeing):
+    """A model that sees, converted as a build does."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        model = load(folder, loader=LOADER)
+        self.stored, self.traced = StoredWeights(model), model
+        self.graph = convert(model, self.stored)
+        tower = folder.with_name("tower")
+        self.numbers = save_tower(folder, tower, pickle=False)
+        self.sight = transformers.AutoModelForImageTextToText.from_pretrained(tower).eval()
+
+    def engine(
+        self, *, exact: bool = False, most: int = 24, **options: Any
+    ) -> tuple[Engine, ImageTower]:
+        tower = ImageTower(self.sight)
+        runner = make_runner(
+            self.graph.clone(), EXACT, cache_tokens=4096, exact=exact, embeds=tower
+        )
+        engine = Engine(runner, ByteTokenizer(), max_sequences=8, **options)
+        engine._scheduler.pace.most = most
+        return engine, tower
+
+
+@pytest.fixture(scope="module", params=sorted(AS_TEXTS))
+def served(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(save_seeing(request.param, tmp_path_factory.mktemp(request.param) / "model"))
+
+
+@pytest.fixture(scope="module")
+def asked(served: Served) -> list[SeenQuestion]:
+    return [
+        served.ask(*range(10 * number, 10 * number + count), question=f"what of {number}?")
+        for number, count in enumerate(COUNTS)
+    ]
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        assert not engine.step().failed
+    assert engine.cache_used == 0
+
+
+def answer(engine: Engine, asked: SeenQuestion, **params: Any) -> Generation:
+    engine.admit(found := asked.begin(**params))
+    finish(engine)
+    assert found.token_ids == asked.expected
+    return found
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_prompts_with_images_and_without_answer_as_generate(
+    served: Served, asked: list[SeenQuestion], exact: bool
+) -> None:
+    engine, _ = served.engine(exact=exact)
+    together = [each.begin() for each in asked]
+    for each in together:
+        engine.admit(each)
+    finish(engine)
+    assert [each.token_ids for each in together] == [each.expected for each in asked]
+    # Pieces of one token too.
+    answer(served.engine(exact=exact, most=1)[0], asked[1])
+
+
+def test_a_second_question_about_an_image_reads_nothing_anew(served: Served) -> None:
+    engine, tower = served.engine()
+    first = served.ask(1, 2, 3)
+    answer(engine, first)
+    count = tower.computed
+    assert count == len(first.parts)
+    found = answer(engine, served.ask(1, 2, 3, question="and then, what is it?"))
+    assert tower.computed == count
+    assert (found.cached_tokens or 0) >= first.parts[-1].start // 32 * 32 > 0
+    other = served.ask(4, 5, 6)
+    assert other.ids == first.ids
+    assert answer(engine, other).cached_tokens == 0
+
+
+def test_guesses_change_no_answer_about_images(served: Served, asked: list[SeenQuestion]) -> None:
+    engine, _ = served.engine(guesser=PromptLookup(4))
+    for each in asked[:3]:
+        answer(engine, each)
+
+
+def test_a_tower_is_kept_without_the_layers_for_texts(served: Served) -> None:
+    parts = (served.model.get_decoder(), served.model.get_output_embeddings())
+    of_text = sum(each.numel() for part in parts for each in part.parameters())
+    others = sum(each.numel() for each in served.model.parameters()) - of_text
+    # A table and scores of one token, and the last norm, are left.
+    assert served.numbers == others + 3 * 32
+
+
+def test_pages_of_another_tower_are_not_those_of_this_one(served: Served) -> None:
+    plain = make_runner(served.graph.clone(), EXACT, cache_tokens=64)
+    seeing = make_runner(
+        served.graph.clone(), EXACT, cache_tokens=64, embeds=ImageTower(served.sight)
+    )
+    assert plain.page_form
+    assert plain.page_form != seeing.page_form
+
+
+def test_a_converted_model_is_compared_where_tokens_stand_for_an_image(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off() -> float:
+        return seen_difference(served.traced, served.stored, served.graph)
+
+    assert off() < 0.001
+    monkeypatch.setattr("llmserve_openvino.compare._Given.rows", lambda _, part: part.source * 1.1)
+    assert off() > 0.02
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "words"),
+    [
+        ({}, {"draft_model": "demo"}, OptionError, "reads images, which goes with no draft_model"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
+            {},
+            UnservedError,
+            "it reads images, and is quantised",
+        ),
+    ],
+    ids=["draft", "quantised"],
+)
+def test_what_goes_with_no_images_is_refused_before_a_model_is_converted(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    source = save_seeing("llava", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(error, match=words):
+        llmserve.build("openvino", str(source), output=tmp_path / "repository", **options)
+
+
+def test_a_model_with_two_tables_of_tokens_takes_no_rows(served: Served) -> None:
+    graph = paged(served.graph.clone())
+    ops = openvino.opset13
+    tokens = graph.input("input_ids").get_node()
+    table = ops.constant(np.zeros((200, 4), np.float32))
+    second = ops.result(ops.gather(table, tokens, ops.constant(np.int64(0))))
+    graph.add_results([second])
+    with pytest.raises(IncompatibleError, match="from 2 tables"):
+        take_rows(graph)
