@@ -37,13 +37,16 @@ run: .venv/.run
 # Then the exit status is 70: see tests/conftest.py.
 WORKERS ?= 4
 SPREAD = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder
-# Tests with the marks that $(1) selects: spread, failed ones once more, then those that want the machine alone.
+# Those that want the machine alone, of the marks that $(1) selects.
+ALONE = $(BIN)/pytest -m "$(1) and alone" tests/live plugins/openvino/tests plugins/embed/tests
+# Tests with the marks that $(1) selects: spread, then those that want the machine alone; failed ones once more.
 define tests
 $(SPREAD) -m "$(1) and not alone"; tests=$$?; \
 	[ $$tests != 70 ] || { echo "Not all tests have run, since a worker died. All are run once more:"; $(SPREAD) -m "$(1) and not alone"; tests=$$?; }; \
 	[ $$tests != 1 ] || { echo "Failed tests are run once more, on their own:"; \
 		$(BIN)/pytest --last-failed --last-failed-no-failures none -m "$(1) and not alone"; tests=$$?; }; \
-	[ $$tests != 0 ] || { $(BIN)/pytest -m "$(1) and alone" tests/live plugins/openvino/tests plugins/embed/tests; tests=$$?; [ $$tests != 5 ] || tests=0; }
+	[ $$tests != 0 ] || { $(ALONE); tests=$$?; [ $$tests != 5 ] || tests=0; \
+		[ $$tests != 1 ] || { echo "Failed tests are run once more:"; $(ALONE) --last-failed --last-failed-no-failures none; tests=$$?; }; }
 endef
 
 test: style
