@@ -101,7 +101,13 @@ def server(words: Sequence[str], port: int, log: Path, **environment: str) -> It
     """Run a server until the end of the block; yield its address once it has the model."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            words, stdout=output, stderr=output, env={**os.environ, **environment}
+            words,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            # As ours: Linux divides processors among sessions, and gave nearly all to one in which
+            # others computed and a vLLM waited.
+            start_new_session=True,
         )
         try:
             wait_for(f"http://127.0.0.1:{port}/v1/models", process, log)
