@@ -42,11 +42,19 @@ _QWEN_MARKS = {
     "image_token": IMAGE_MARK, "video_token": "<|video_pad|>",
     "vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>",
 }  # fmt: skip
+_GEMMA4_MARKS = {
+    "image_token": IMAGE_MARK, "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+    "audio_token": "<|audio|>", "boa_token": "<start_of_sound>", "eoa_token": "<end_of_sound>",
+    # The processor itself adds it, where a tokenizer has none.
+    "video_token": "<|video|>",
+}  # fmt: skip
 # Other families have these among the special tokens that all have.
 _MARKS: Mapping[str, Mapping[str, str]] = {
     "gemma3": {
         "boi_token": IMAGE_MARK, "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>",
     },
+    "gemma4": _GEMMA4_MARKS,
+    "gemma4_moe": _GEMMA4_MARKS,
     "qwen2_vl": _QWEN_MARKS,
     "qwen2_5_vl": _QWEN_MARKS,
     "qwen3_vl": _QWEN_MARKS,
@@ -90,8 +98,9 @@ def save_seeing(family: str, folder: Path, **layers: Any) -> Path:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(6)
-                # What leads from images to texts begins with nothing in some.
-                if not parameter.any():
+                # What leads from images to texts begins with nothing in some, and where patches are
+                # with the same everywhere.
+                if parameter.min() == parameter.max():
                     parameter.normal_()
     model.generation_config = transformers.GenerationConfig(
         pad_token_id=0, bos_token_id=1, eos_token_id=2
@@ -204,6 +213,85 @@ def _gemma3(text: Any, layers: Mapping[str, Any], tokenizer: Any) -> tuple[Any, 
     return config, processor
 
 
+def _gemma4(text: Any, layers: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any]:
+    """Return a model as the small released ones: each layer has embeddings of its own, the last
+    ones use the keys of others, and it hears too."""
+    own = {
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": text.vocab_size, "use_double_wide_mlp": True,
+    }  # fmt: skip
+    sound = transformers.Gemma4AudioConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        subsampling_conv_channels=[4, 4], output_proj_dims=16,
+    )  # fmt: skip
+    return _of_gemma4(text, own, layers, tokenizer, audio_config=sound)
+
+
+def _gemma4_moe(text: Any, layers: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any]:
+    """Return a model as the large released ones: the tokens of an image see each other in layers
+    with a window, and keys are values elsewhere. It has experts as well."""
+    own = {
+        "use_bidirectional_attention": "vision", "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
+    }  # fmt: skip
+    return _of_gemma4(text, own, {**layers, "standardize": True}, tokenizer)
+
+
+def _of_gemma4(
+    text: Any, own: Mapping[str, Any], layers: Mapping[str, Any], tokenizer: Any, **others: Any
+) -> tuple[Any, Any]:
+    """Return a model whose window is shorter than an image, of which each has up to 70 tokens, the
+    fewest that the processor knows."""
+    sizes = {**{name: getattr(text, name) for name in _SHARED}, **own}
+    # The last two may use the keys of others, of which there is one of either kind.
+    sizes["num_hidden_layers"] *= 2
+    head = text.hidden_size // text.num_attention_heads
+    patches = {"patch_size": 4, "pooling_kernel_size": 2}
+    layers = {name: each for name, each in layers.items() if name != "image_size"}
+    ids = {
+        f"{name}_id": tokenizer.convert_tokens_to_ids(token)
+        for name, token in _GEMMA4_MARKS.items()
+    }
+    # Only this one has another name.
+    ids["eoa_token_index"] = ids.pop("eoa_token_id")
+    config = transformers.Gemma4Config(
+        text_config=transformers.Gemma4TextConfig(
+            **sizes, head_dim=head, global_head_dim=2 * head, sliding_window=9,
+            layer_types=["sliding_attention", "full_attention"] * text.num_hidden_layers,
+        ),
+        vision_config=transformers.Gemma4VisionConfig(**{
+            **layers, **patches, "num_key_value_heads": layers["num_attention_heads"],
+            "head_dim": layers["hidden_size"] // layers["num_attention_heads"],
+            "position_embedding_size": 140,
+        }),
+        **ids, **others,
+    )  # fmt: skip
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    images = Gemma4ImageProcessorPil(**patches, max_soft_tokens=70)
+    return config, _WholeProcessor("Gemma4Processor", images, tokenizer)
+
+
+@dataclass
+class _WholeProcessor:
+    """A processor that is saved as Gemma 4 is released: all its parts are in one file."""
+
+    kind: str
+    images: Any
+    tokenizer: Any
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+        sounds = transformers.Gemma4AudioFeatureExtractor()
+        content = {
+            "processor_class": self.kind, "feature_extractor": json.loads(sounds.to_json_string()),
+            "image_processor": json.loads(self.images.to_json_string()),
+            "video_processor": {"video_processor_type": "Gemma4VideoProcessor"},
+        }  # fmt: skip
+        (folder / "processor_config.json").write_text(json.dumps(content), encoding="utf-8")
+
+
 @dataclass
 class _HubProcessor:
     """A processor whose parts are saved as hubs have them: one that reads videos too cannot be made
@@ -282,7 +370,9 @@ IN_GRIDS: Mapping[str, _Made] = {
     "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
 """Those whose tokens of an image have several positions each."""
-FAMILIES: Mapping[str, _Made] = {**AS_TEXTS, "gemma3": _gemma3, **IN_GRIDS}
+FAMILIES: Mapping[str, _Made] = {
+    **AS_TEXTS, "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_moe": _gemma4_moe, **IN_GRIDS,
+}  # fmt: skip
 _SAVED: Mapping[str, _Made] = {**FAMILIES, "llava_next": _llava_next}
 
 

@@ -28,6 +28,8 @@ class Embedded:
     positions: npt.NDArray[np.int64] | None = None
     """Where the model takes them to be, ``[axes, count]``, from the first one's position on: of an
     image in the model's grid, a token has several. None if they follow one another as a text."""
+    in_windows: bool = False
+    """Whether they see those that follow only in the layers that look back over a window."""
 
     @property
     def stop(self) -> int:

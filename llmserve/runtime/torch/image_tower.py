@@ -37,6 +37,8 @@ class _Part(NamedTuple):
     """How many tokens stand for it; None if as many as for each other part of the prompt."""
     positions: npt.NDArray[np.int64] | None = None
     """Those of :class:`Embedded`."""
+    in_windows: bool = False
+    """Whether its tokens see each other in layers with a window alone, as in :class:`Embedded`."""
 
 
 def _whole_images(_: Any, images: Mapping[str, Tensor]) -> list[_Part]:
@@ -73,6 +75,23 @@ def _grids(config: Any, images: Mapping[str, Tensor]) -> list[_Part]:
     return parts
 
 
+def _filled_up(config: Any, images: Mapping[str, Tensor]) -> list[_Part]:
+    """Return the parts of a processor that fills the patches of each image up to one number, and
+    says where each patch is: some neighbours are a token, and what fills up is nowhere."""
+    pixels, places = images["pixel_values"], images["image_position_ids"]
+    counts = (places != -1).all(-1).sum(-1) // config.vision_config.pooling_kernel_size**2
+    # The larger ones of Gemma 4 read an image in both directions.
+    in_windows = config.get_text_config().use_bidirectional_attention == "vision"
+    return [
+        _Part(
+            {"pixel_values": pixels[at : at + 1], "image_position_ids": places[at : at + 1]},
+            count,
+            in_windows=in_windows,
+        )
+        for at, count in enumerate(counts.tolist())
+    ]
+
+
 @dataclass(frozen=True)
 class SeeingKind:
     """How the models of a kind read images."""
@@ -85,13 +104,20 @@ class SeeingKind:
     """Whether the tokens of a part have :attr:`Embedded.positions`."""
     is_deep: bool = False
     """Whether the tower makes more than embeddings: rows that the first layers add to theirs."""
+    is_layered: bool = False
+    """Whether layers may have embeddings of tokens of their own. Tokens that stand for anything but
+    a text have those of the padding, in layers and at first."""
+    least_transformers: str = "5"
+    """The first version of transformers that reads such images as it is done here."""
 
 
 FAMILIES: Mapping[str, SeeingKind] = {
-    "llava": SeeingKind(_whole_images),
-    "idefics3": SeeingKind(_cut_images),
-    "smolvlm": SeeingKind(_cut_images),
+    "llava": SeeingKind(_whole_images, least_transformers="4"),
+    "idefics3": SeeingKind(_cut_images, least_transformers="4"),
+    "smolvlm": SeeingKind(_cut_images, least_transformers="4"),
     "gemma3": SeeingKind(_whole_images, is_whole=True),
+    # Before 5.13, transformers reads images in both directions in layers without a window too.
+    "gemma4": SeeingKind(_filled_up, is_layered=True, least_transformers="5.13"),
     "qwen2_vl": SeeingKind(_grids, is_grid=True),
     "qwen2_5_vl": SeeingKind(_grids, is_grid=True),
     "qwen3_vl": SeeingKind(_grids, is_grid=True, is_deep=True),
@@ -99,19 +125,26 @@ FAMILIES: Mapping[str, SeeingKind] = {
 """The kinds of models whose images are read."""
 
 
-def embeds_images(config: Mapping[str, Any], *, wholes: bool = False, grids: bool = False) -> bool:
+def embeds_images(
+    config: Mapping[str, Any], *, wholes: bool = False, grids: bool = False, layers: bool = False
+) -> bool:
     """Return whether a model with this configuration attends to the rows that its tower makes of
     images as to those of a text, and each part of an image can be computed alone.
 
     With ``wholes``, the tokens of a part may see each other; with ``grids``, they may have
-    :attr:`Embedded.positions`.
+    :attr:`Embedded.positions`; with ``layers``, layers may have embeddings of their own, and
+    the tokens of a part may see each other in some of them.
     """
     vision = config.get("vision_config") or {}
     family = FAMILIES.get(config.get("model_type") or "")
     # Pixtral's images have all sizes, and its tower reads them together.
     if family is None or vision.get("model_type") == "pixtral":
         return False
-    return (wholes or not family.is_whole) and (grids or not family.is_grid)
+    return (
+        (wholes or not family.is_whole)
+        and (grids or not family.is_grid)
+        and (layers or not family.is_layered)
+    )
 
 
 def embedded_parts(
@@ -138,8 +171,9 @@ def embedded_parts(
             count,
             _digest(part.tensors),
             part.tensors,
-            family.is_whole,
+            family.is_whole or part.in_windows,
             part.positions,
+            part.in_windows,
         )
         for first, count, part in zip(firsts, counts, parts, strict=True)
     )
@@ -170,6 +204,16 @@ def _for_layers(
     return {"visual_pos_masks": is_seen.view(ids.shape), "deepstack_visual_embeds": [*layers]}
 
 
+def _without_marks(config: Any, ids: Tensor) -> Tensor:
+    """Return the ids of a pass as the whole model embeds them: with padding in place of all that
+    stands for an image, a video or a sound, also where none is and in answers."""
+    import torch
+
+    marks = (config.image_token_id, config.video_token_id, config.audio_token_id)
+    known = torch.tensor([mark for mark in marks if mark is not None], device=ids.device)
+    return torch.where(torch.isin(ids, known), config.get_text_config().pad_token_id, ids)
+
+
 class ImageTower:
     """Computes what a model makes of images, and keeps the newest up to a limit of bytes."""
 
@@ -181,15 +225,15 @@ class ImageTower:
         """How many parts were computed."""
         self._deep: dict[str, Any] = {}
         """What the layers of the next pass add, as its text model takes it."""
-        if FAMILIES[model.config.model_type].is_deep:
+        self._kind = FAMILIES[model.config.model_type]
+        if self._kind.is_deep:
             # The whole model passes only what it has made of pixels itself.
             model.model.language_model.register_forward_pre_hook(self._add_deep, with_kwargs=True)
 
     @property
-    def least_transformers(self) -> int:
+    def least_transformers(self) -> str:
         """The first version of transformers that reads such images as it is done here."""
-        kind = FAMILIES[self._model.config.model_type]
-        return 5 if kind.is_whole or kind.is_grid else 4
+        return self._kind.least_transformers
 
     @property
     def form(self) -> str:
@@ -210,6 +254,13 @@ class ImageTower:
         self._deep = {}
         if not any(chunk.embedded for chunk in chunks):
             return {"input_ids": ids}
+        of_layers: dict[str, Tensor] = {}
+        if self._kind.is_layered:
+            ids = _without_marks(self._model.config, ids)
+            # The whole model would look for the ids of embeddings, which an image has not.
+            if self._model.config.get_text_config().hidden_size_per_layer_input:
+                text_model = self._model.model.language_model
+                of_layers["per_layer_inputs"] = text_model.get_per_layer_inputs(ids, None)
         embeddings = self._model.get_input_embeddings()(ids)
         rows, first = embeddings.flatten(0, -2), 0
         width = rows.shape[-1]
@@ -225,7 +276,7 @@ class ImageTower:
             first += len(chunk.ids)
         if deeper[0].shape[-1]:
             self._deep = _for_layers(ids, places, deeper, width)
-        return {"inputs_embeds": embeddings}
+        return {"inputs_embeds": embeddings, **of_layers}
 
     def _add_deep(
         self, _: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -256,7 +307,10 @@ class ImageTower:
             # Before transformers 5, this is what is one of its parts since.
             levels = [getattr(found, "pooler_output", found)]
             levels += getattr(found, "deepstack_features", [])
-            rows = torch.cat([torch.cat([*level]) for level in levels], dim=-1)
+            # Older versions have the rows of all images of Gemma 4 after one another.
+            rows = torch.cat(
+                [torch.cat([*level]).view(-1, level[0].shape[-1]) for level in levels], dim=-1
+            )
         if len(rows) != part.count:
             raise ValueError(f"the model makes {len(rows)} rows of {part.count} marks of an image")
         return rows.clone()

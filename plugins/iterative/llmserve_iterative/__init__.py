@@ -147,7 +147,7 @@ def _place(context: BuildContext) -> Mapping[str, Any]:
 
     source = context.source
     sees = sees_images(source) and not is_for_text(context)
-    if sees and embeds_images(source.config(), wholes=True, grids=True):
+    if sees and embeds_images(source.config(), wholes=True, grids=True, layers=True):
         refuse_unserved(context)
         return place_seeing_model(context)
     check_causal(source, **allowed(context))

@@ -240,6 +240,8 @@ class PagePlan:
             queries = keys[chunk.start :, None]
             hidden = keys > queries
             for part in chunk.wholes():
+                if part.in_windows and not rule.window:
+                    continue
                 first = max(part.start, chunk.start)
                 hidden[first - chunk.start : part.stop - chunk.start, first : part.stop] = False
             if rule.window:

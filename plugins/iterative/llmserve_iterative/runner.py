@@ -280,17 +280,19 @@ def _read(tower: ImageTower | None, chunks: Sequence[Chunk], ids: Tensor) -> dic
     return {"input_ids": ids} if tower is None else tower.inputs(chunks, ids)
 
 
-def _seeing_each_other(chunks: Sequence[Chunk], device: torch.device) -> dict[str, Tensor]:
+def _seeing_each_other(model: Any, chunks: Sequence[Chunk]) -> dict[str, Tensor]:
     """Return what tells a model which tokens see each other, from where the sequence begins.
 
     Of a chunk of one token, it is the last of them, and sees all.
     """
     if len(chunks) > 1 or chunks[0].single or not (wholes := chunks[0].wholes()):
         return {}
-    kinds = torch.zeros(1, chunks[0].stop, dtype=torch.long, device=device)
+    kinds = torch.zeros(1, chunks[0].stop, dtype=torch.long, device=model.device)
     for part in wholes:
         kinds[0, part.start : part.stop] = 1
-    return {"token_type_ids": kinds}
+    # Gemma 3 calls it otherwise than Gemma 4.
+    taken = inspect.signature(model.forward).parameters
+    return {"token_type_ids" if "token_type_ids" in taken else "mm_token_type_ids": kinds}
 
 
 class PaddedRunner(StoredPages):
@@ -344,7 +346,7 @@ class PaddedRunner(StoredPages):
                 past=width - shape[1],
                 width=width,
                 **_read(self._tower, chunks, tokens.ids.view(shape)),
-                **_seeing_each_other(chunks, device),
+                **_seeing_each_other(self._model, chunks),
                 attention_mask=(positions >= 0).long(),
                 position_ids=tokens.positions.unflatten(-1, shape),
                 logits_to_keep=max(chunk.rows for chunk in chunks) or 1,
@@ -597,7 +599,9 @@ def make_runner(
     Copies of states, if it has any, take up to ``copies_bytes``. ``tower`` is what makes the
     images of a model that reads them into embeddings.
     """
-    if tower is not None and int(transformers.__version__.split(".")[0]) < tower.least_transformers:
+    if tower is not None and _version(transformers.__version__) < _version(
+        tower.least_transformers
+    ):
         raise IncompatibleError(
             f"images are read with {type(model).__name__} by transformers "
             f"{tower.least_transformers} or later; this is {transformers.__version__}",
@@ -631,6 +635,10 @@ def make_runner(
         f"values ({trial.reason})",
         hint="serve it with the plugin hf",
     )
+
+
+def _version(words: str) -> list[int]:
+    return [int(part) for part in words.split(".")[:2]]
 
 
 class Trial:

@@ -66,7 +66,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_seeing("llava", tmp_path_factory.mktemp("seeing")))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "llava", "qwen3_vl"])
 def test_prompts_with_images_and_without_answer_as_those_of_hf(
     triton: LiveTriton, tmp_path: Path, family: str
 ) -> None:

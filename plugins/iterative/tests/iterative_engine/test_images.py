@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -162,10 +163,11 @@ def test_who_lost_its_pages_within_an_image_computes_them_again(
 
 
 def test_what_is_kept_of_images_is_bounded(seeing: Seeing, asked: list[SeenQuestion]) -> None:
-    engine, tower = engine_of(seeing, most_bytes=5000, prefill_chunk=5)
+    # More than one part of each family's has, and less than all have.
+    engine, tower = engine_of(seeing, most_bytes=9000, prefill_chunk=5)
     for each in asked[:4]:
         answer(engine, each)
-        assert 0 < tower.bytes <= 5000
+        assert 0 < tower.bytes <= 9000
 
 
 def test_a_client_that_leaves_within_an_image_leaves_nothing(
@@ -305,6 +307,39 @@ def test_an_image_that_a_model_takes_for_padding_is_refused() -> None:
         embedded_parts(SimpleNamespace(model_type="idefics3", image_token_id=3), [3], tensors)
 
 
+@pytest.fixture(scope="module", params=["gemma4", "gemma4_moe"])
+def gemma4(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    return Seeing(save_seeing(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+def test_images_of_gemma_4_have_as_many_tokens_as_their_sizes_ask_for(gemma4: Seeing) -> None:
+    parts = gemma4.ask(0, 1, 2, 3).parts
+    assert [part.count for part in parts] == [60, 65, 64, 60]
+    # The small ones attend to an image as to a text.
+    is_large = gemma4.model.config.audio_config is None
+    assert {(part.is_whole, part.in_windows) for part in parts} == {(is_large, is_large)}
+
+
+@pytest.mark.parametrize("create", [flat, padded])
+def test_what_stands_for_a_video_or_a_sound_is_padding_beside_an_image_too(
+    gemma4: Seeing, create: Callable[..., Any]
+) -> None:
+    """As in the pass of a whole model, which embeds no such token."""
+    config, text = gemma4.model.config, gemma4.ask()
+    ids = text.ids.copy()
+    ids[2:5] = config.video_token_id, config.audio_token_id, config.image_token_id
+    with torch.inference_mode():
+        found = gemma4.model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=LENGTH)
+    text = SeenQuestion(ids, {}, found[0, len(ids) :].tolist())
+    image = gemma4.ask(1)
+    engine, _ = engine_of(gemma4, create)
+    together = [each.begin() for each in (text, image)]
+    for each in together:
+        engine.admit(each)
+    finish(engine)
+    assert [each.token_ids for each in together] == [text.expected, image.expected]
+
+
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     return Seeing(save_seeing("gemma3", tmp_path_factory.mktemp("gemma")))
@@ -369,6 +404,8 @@ def test_a_model_whose_images_are_read_in_both_directions_is_told_from_others() 
     assert not embeds_images({"model_type": "gemma3"})
     assert embeds_images({"model_type": "gemma3"}, wholes=True)
     assert embeds_images({"model_type": "idefics3"}, wholes=True, grids=True)
+    assert not embeds_images({"model_type": "gemma4"}, wholes=True, grids=True)
+    assert embeds_images({"model_type": "gemma4"}, layers=True)
     assert not embeds_images({"model_type": "llama4"}, wholes=True)
     assert not embeds_images({"model_type": "qwen2_vl"}, wholes=True)
     assert embeds_images({"model_type": "qwen2_vl", "vision_config": {}}, grids=True)
@@ -377,15 +414,20 @@ def test_a_model_whose_images_are_read_in_both_directions_is_told_from_others() 
 
 
 @pytest.mark.parametrize(
-    ("family", "is_read"), [("gemma3", False), ("qwen2_vl", False), ("llava", True)]
-)
+    ("family", "version", "least"),
+    [
+        ("llava", "4.57.1", ""), ("gemma3", "4.57.1", "5"), ("qwen2_vl", "4.57.1", "5"),
+        ("qwen2_vl", "5.0.0.dev0", ""), ("gemma4", "5.9.0", "5.13"), ("gemma4", "5.13.1", ""),
+    ],
+)  # fmt: skip
 def test_what_older_versions_of_transformers_read_otherwise_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, is_read: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, version: str, least: str
 ) -> None:
-    monkeypatch.setattr("llmserve_iterative.runner.transformers.__version__", "4.57.1")
+    monkeypatch.setattr("llmserve_iterative.runner.transformers.__version__", version)
     model = Seeing(save_seeing(family, tmp_path)).load()
-    if is_read:
+    if not least:
         assert make_runner(model, 64, tower=ImageTower(model))
         return
-    with pytest.raises(IncompatibleError, match=r"by transformers 5 or later; this is 4\.57\.1"):
+    words = f"by transformers {least} or later; this is {version}"
+    with pytest.raises(IncompatibleError, match=re.escape(words)):
         make_runner(model, 64, tower=ImageTower(model))
