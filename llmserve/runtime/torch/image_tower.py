@@ -125,6 +125,17 @@ FAMILIES: Mapping[str, SeeingKind] = {
 """The kinds of models whose images are read."""
 
 
+def seeing_kind(model_type: str) -> SeeingKind | None:
+    """Return how models of a type read images; None where that is not known."""
+    return FAMILIES.get(model_type)
+
+
+def deep_layers(config: Any) -> int:
+    """Return how many of a model's first layers add rows of their own where an image is."""
+    kind = FAMILIES.get(config.model_type)
+    return len(config.vision_config.deepstack_visual_indexes) if kind and kind.is_deep else 0
+
+
 def embeds_images(
     config: Mapping[str, Any], *, wholes: bool = False, grids: bool = False, layers: bool = False
 ) -> bool:
@@ -281,7 +292,9 @@ class ImageTower:
     def _add_deep(
         self, _: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**options, **self._deep}
+        # A later pass that this was not asked for has none.
+        deep, self._deep = self._deep, {}
+        return args, {**options, **deep}
 
     def rows(self, part: Embedded) -> Tensor:
         """Return a row for each token that stands for a part of an image: its embedding, and after
@@ -293,6 +306,10 @@ class ImageTower:
         while self.bytes > self._most_bytes and len(self._kept) > 1:
             self._kept.popitem(last=False)
         return rows
+
+    def keep(self, part: Embedded, rows: Tensor) -> None:
+        """Have rows of a part that were made elsewhere."""
+        self._kept[part.digest] = rows
 
     def _compute(self, part: Embedded) -> Tensor:
         import torch

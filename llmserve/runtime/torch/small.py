@@ -61,12 +61,15 @@ _WINDOWS = (
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def small_model(config: Any) -> Any | None:
-    """Return a small random model for a configuration; None if there is no way to make one."""
+def small_model(config: Any, *, loader: str = "AutoModelForCausalLM") -> Any | None:
+    """Return a small random model for a configuration; None if there is no way to make one.
+
+    ``loader`` is the class of transformers that makes models of its kind.
+    """
     for heads in _FEW_HEADS:
         # A size may depend on another in a way that only its own code knows.
         with suppress(Exception):
-            if model := _made(_whole(config, _small(config.get_text_config(), heads))):
+            if model := _made(_whole(config, _small(config.get_text_config(), heads)), loader):
                 return model
     return None
 
@@ -85,21 +88,25 @@ def _whole(config: Any, text_config: Any) -> Any:
         for name in ("num_hidden_layers", "num_blocks"):
             if hasattr(part, name):
                 setattr(part, name, 2)
+        # What it makes is as wide as a text's tokens.
+        if hasattr(part, "out_hidden_size"):
+            part.out_hidden_size = text_config.hidden_size
     return whole
 
 
-def _made(config: Any) -> Any | None:
+def _made(config: Any, loader: str) -> Any | None:
     """Return a model that computes; None if it is not small."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    makes = getattr(transformers, loader)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         with torch.device("meta"):
-            sized = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            sized = makes.from_config(config, dtype=torch.float32)
         if sum(each.numel() for each in sized.parameters()) > _LARGEST:
             return None
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model = makes.from_config(config, dtype=torch.float32).eval()
         _vary(model)
         with torch.inference_mode():
             model(input_ids=torch.arange(2)[None])

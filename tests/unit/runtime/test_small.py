@@ -211,6 +211,17 @@ def test_layers_of_other_heads_stay_other_ones() -> None:
     ]
 
 
+def test_a_large_model_that_sees_is_tried_as_it_is_loaded() -> None:
+    from transformers import Qwen3VLConfig
+
+    text, vision = {"hidden_size": 5120, "num_attention_heads": 64}, {"out_hidden_size": 5120}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision)
+    model = small_model(config, loader="AutoModelForImageTextToText")
+    assert type(model).__name__ == "Qwen3VLForConditionalGeneration"
+    # Three of the tower's layers make rows that the first layers add.
+    assert sum(parameter.numel() for parameter in model.parameters()) < 140 * MILLION
+
+
 def test_a_model_of_several_parts_is_tried_whole() -> None:
     """It may make another mask than its part for texts does alone."""
     from transformers import Gemma4UnifiedConfig
