@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from llmserve.graphs import StoredWeights
-from llmserve.runtime import Chunk, Embedded
+from llmserve.runtime import Chunk, Embedded, ImageTower, deep_layers, seeing_kind
 from llmserve.runtime.causal import off_by, pages_of, random_texts, scores
 from llmserve_openvino.passes import PAGE_SIZE
 from llmserve_openvino.runner import make_runner
@@ -23,6 +23,9 @@ LENGTHS = (96, 44, 13)
 """Of the texts that are compared."""
 _SEEN = slice(3, 8)
 """Which tokens of the last of the texts stand for something else, where a model reads images."""
+_PLACES = ((0, 0, 0, 0, 0), (0, 0, 0, 9, 9), (0, 9, 18, 0, 9))
+"""Where those are, of a model whose tokens of an image have several positions: so far from one
+another that it shows."""
 _EXACT = {
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f32",
@@ -56,29 +59,25 @@ def difference(
     return worst
 
 
-class _Given:
-    """Rows of embeddings as they are."""
-
-    form = ""
-
-    def rows(self, part: Embedded) -> Any:
-        return part.source
-
-
 def seen_difference(model: Any, stored: StoredWeights, converted: Any) -> float:
-    """Return the same of a text some of whose tokens stand for something else."""
+    """Return the same of a text some of whose tokens stand for an image."""
     text = random_texts(model.config, LENGTHS[-1:])[0]
-    count = _SEEN.stop - _SEEN.start
+    kind, tower = seeing_kind(model.config.model_type), ImageTower(model)
+    ids, count = torch.tensor([text]), _SEEN.stop - _SEEN.start
     with torch.inference_mode(), stored.computing():
-        table = model.get_input_embeddings()
-        embeddings = table(torch.tensor([text]))
         # As large as those of tokens are.
-        rows = embeddings[0, :count].flip(0, 1) * 1.5
-        embeddings[0, _SEEN] = rows
-        expected = model(inputs_embeds=embeddings).logits[0]
-    runner = make_runner(converted.clone(), _EXACT, cache_tokens=PAGE_SIZE, embeds=_Given())
-    embedded = Embedded(_SEEN.start, count, b"", rows)
-    logits = runner.run([Chunk(text, 0, [0], len(text), embedded=[embedded])])
+        rows = model.get_input_embeddings()(ids)[0, :count] * 1.5
+        levels = [rows.roll(level + 1, 0) for level in range(1 + deep_layers(model.config))]
+        places = np.array(_PLACES) if kind and kind.is_grid else None
+        embedded = Embedded(_SEEN.start, count, b"", None, positions=places)
+        tower.keep(embedded, torch.cat(levels, dim=-1))
+        chunk = Chunk(text, 0, [0], len(text), embedded=[embedded])
+        inputs = tower.inputs([chunk], ids)
+        if (positions := chunk.positions()) is not None:
+            inputs["position_ids"] = torch.from_numpy(positions)[:, None]
+        expected = model(**inputs).logits[0]
+    runner = make_runner(converted.clone(), _EXACT, cache_tokens=PAGE_SIZE, embeds=tower)
+    logits = runner.run([chunk])
     return off_by(np.stack([logits.row(row) for row in range(len(text))]), expected)
 
 

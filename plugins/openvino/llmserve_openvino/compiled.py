@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from llmserve.graphs import openvino as ov
+from llmserve_openvino.embedded_rows import input_widths
 from llmserve_openvino.lora import OWN, OpenVinoProducts
 from llmserve_openvino.state_tables import zeros
 
@@ -23,6 +24,8 @@ class Compiled:
         self.is_packed = False
         """Whether the weights are in the form that the processor reads: after the first pass."""
         self.inputs = {port.any_name for port in model.inputs}
+        self.widths = input_widths(model)
+        """Those of what stands for images, if it takes any."""
         self._kept: Mapping[str, Any] = {}
         self._passed: tuple[int, int, int] | None = None
         """The change of the adapters, and the columns, of which the matrices are set."""

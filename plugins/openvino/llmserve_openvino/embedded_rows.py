@@ -2,11 +2,14 @@
 
 A converted model has the table of tokens inside. The rows are put behind those that a pass reads of
 the table, and each of its tokens chooses one of all. A model of text alone stays as it is.
+
+Some models are traced with more inputs (:mod:`llmserve_openvino.seen_inputs`), which each of their
+passes is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -18,6 +21,11 @@ from llmserve.runtime import Chunk, Embedded
 
 ROWS, CHOSEN = "llmserve_embedded_rows", "llmserve_chosen_rows"
 """The inputs with the rows, and with which one of all each token has."""
+SHIFTS, DEEPER = "llmserve_position_shifts", "llmserve_deeper_rows"
+"""Those with how much further on each axis a token is than in a text, and with what the first
+layers add to it, beside one another."""
+AXES = 3
+"""On how many axes the tokens of an image have a position."""
 # What may be between the tokens and their table.
 _BETWEEN = {"Convert", "Reshape", "Squeeze", "Unsqueeze"}
 
@@ -30,7 +38,8 @@ class Embeds(Protocol):
         """All that decides what they are and is not of the model's files."""
 
     def rows(self, part: Embedded) -> Any:
-        """Return a row for each token that stands for a part, as a tensor of torch."""
+        """Return a row for each token that stands for a part, as a tensor of torch: its embedding,
+        and after it what each of the first layers adds, if they add anything."""
 
 
 def take_rows(model: Any) -> None:
@@ -70,19 +79,61 @@ def _tables(source: Any) -> Iterator[Any]:
             yield from _tables(node.output(0))
 
 
+def input_widths(model: Any) -> dict[str, int]:
+    """Return the inputs here that a compiled model has, and how long their last axes are; 1 where
+    that depends on the pass."""
+    ports = {port.any_name: port for port in model.inputs}
+    axes = {name: ports[name].partial_shape[-1] for name in (SHIFTS, DEEPER, ROWS) if name in ports}
+    return {name: axis.get_length() if axis.is_static else 1 for name, axis in axes.items()}
+
+
 def row_inputs(
-    embeds: Embeds, chunks: Sequence[Chunk], begins: Sequence[int], width: int
+    embeds: Embeds | None, chunks: Sequence[Chunk], begins: Sequence[int], widths: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the rows of a pass and which row each token has; a chunk's tokens are those from its
-    ``begins`` up to the next one's."""
-    count = begins[-1]
-    chosen, rows = np.arange(count), [np.zeros((0, width), np.float32)]
+    """Return what a pass is given of those inputs here that it has, with ``widths``.
+
+    A chunk's tokens are those from its ``begins`` up to the next one's: a single one may be given
+    twice.
+    """
+    found: dict[str, Any] = {}
+    if SHIFTS in widths:
+        found[SHIFTS] = _shifts(chunks, begins)
+    rows = [*_rows(embeds, chunks, begins)] if embeds else []
+    if DEEPER in widths:
+        found[DEEPER] = np.zeros((begins[-1] if rows else 1, 1, widths[DEEPER]), np.float32)
+    if ROWS in widths:
+        count, width = begins[-1], widths[ROWS]
+        chosen, embeddings = np.arange(count), [np.zeros((0, width), np.float32)]
+        for tokens, each in rows:
+            chosen[tokens] = np.arange(count, count + len(each))
+            count += len(each)
+            embeddings.append(each[:, :width])
+            if DEEPER in widths:
+                found[DEEPER][tokens, 0] = each[:, width:]
+        found |= {ROWS: np.concatenate(embeddings), CHOSEN: chosen}
+    return found
+
+
+def _rows(
+    embeds: Embeds, chunks: Sequence[Chunk], begins: Sequence[int]
+) -> Iterator[tuple[slice, Any]]:
+    """Yield which tokens of a pass stand for something, and the rows that they have."""
     for chunk, (begin, end) in zip(chunks, pairwise(begins), strict=True):
         for part, of_part, of_chunk in chunk.replaced():
-            found = embeds.rows(part)[of_part].float().numpy()
-            # A single token may be given twice.
-            tokens = of_chunk if end - begin == len(chunk.ids) else slice(None)
-            chosen[begin:end][tokens] = np.arange(count, count + len(found))
-            rows.append(found)
-            count += len(found)
-    return {ROWS: np.concatenate(rows), CHOSEN: chosen}
+            rows = embeds.rows(part)[of_part].float().numpy()
+            is_twice = end - begin > len(chunk.ids)
+            first, stop = (0, end - begin) if is_twice else (of_chunk.start, of_chunk.stop)
+            yield slice(begin + first, begin + stop), rows
+
+
+def _shifts(chunks: Sequence[Chunk], begins: Sequence[int]) -> Any:
+    if not any(chunk.fewer or chunk.embedded for chunk in chunks):
+        return np.zeros((AXES, 1, 1), np.int64)
+    shifts = np.zeros((AXES, begins[-1], 1), np.int64)
+    for chunk, (begin, end) in zip(chunks, pairwise(begins), strict=True):
+        positions = chunk.positions()
+        shift: Any = -chunk.fewer
+        if positions is not None:
+            shift = positions - np.arange(chunk.start, chunk.stop)
+        shifts[:, begin:end, 0] = shift
+    return shifts

@@ -18,7 +18,7 @@ from llmserve.plugin import IncompatibleError
 from llmserve.runtime import ArrayLogits, Chunk, Lora, LoraError, memory
 from llmserve_openvino.capped_attention import apply_caps, check_cache
 from llmserve_openvino.compiled import THREADS, Compiled
-from llmserve_openvino.embedded_rows import ROWS, Embeds, row_inputs, take_rows
+from llmserve_openvino.embedded_rows import Embeds, row_inputs, take_rows
 from llmserve_openvino.exact import PAGES, check_graph, check_runner
 from llmserve_openvino.lora import OpenVinoProducts, add_products, product_shapes
 from llmserve_openvino.mapping import release
@@ -130,9 +130,8 @@ class OpenVinoRunner:
         compiled = self._ready()
         passed = Pass(chunks, self._spare)
         inputs = {**passed.inputs, **self._states.inputs(chunks)}
-        if self._embeds:
-            width = compiled.model.input(ROWS).partial_shape[-1].get_length()
-            inputs |= row_inputs(self._embeds, chunks, passed.begins, width)
+        if compiled.widths:
+            inputs |= row_inputs(self._embeds, chunks, passed.begins, compiled.widths)
         for name in inputs.keys() & compiled.inputs:
             compiled.give(name, inputs[name])
         if compiled.targets:

@@ -22,6 +22,7 @@ from llmserve_openvino.capped_attention import tell_caps
 from llmserve_openvino.compare import window
 from llmserve_openvino.own_attention import OwnAttention, tell
 from llmserve_openvino.recurrent_layers import STATE, Recurrence, keeps_states, state_extensions
+from llmserve_openvino.seen_inputs import SeenInput, deepened, seen_inputs, shifted
 from llmserve_openvino.state_tables import ROWS, TABLE
 from llmserve_openvino.workarounds import forget_traces
 
@@ -40,12 +41,14 @@ _ROWS = ([0, 2, 4], [0, 1, 0, 2], [0, 2, 4], [0, 0], [9, 9])
 class Step(torch.nn.Module):
     """One pass over new tokens, which returns their logits and all keys and values.
 
-    After the past keys and values come the tables of states, and which rows of them are whose.
+    First come those that ``seen`` names; after the past keys and values come the tables of states,
+    and which rows of them are whose.
     """
 
-    def __init__(self, model: Any, cache: Past) -> None:
+    def __init__(self, model: Any, cache: Past, seen: Sequence[SeenInput] = ()) -> None:
         super().__init__()
         self._model = model
+        self._seen = [each.name for each in seen]
         self._own = None if cache.own is None else cache.own.layers
         self._past, self._tables = len(cache.present), len(cache.recurrence.shapes)
 
@@ -54,13 +57,16 @@ class Step(torch.nn.Module):
         *others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         own = None if self._own is None else OwnAttention(attention_mask, self._own)
+        given = dict(zip(self._seen, others, strict=False))
+        others = others[len(given) :]
         past, states = others[: self._past], others[self._past :]
         recurrence = Recurrence(states[: self._tables], states[self._tables :])
         cache = Past(past, own, recurrence)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if takes(self._model, "position_ids"):
-            inputs["position_ids"] = position_ids
-        return (_pass(self._model, cache, **inputs).logits, *cache.present)
+            inputs["position_ids"] = shifted(position_ids, given)
+        with deepened(self._model, given):
+            return (_pass(self._model, cache, **inputs).logits, *cache.present)
 
 
 def _pass(model: Any, cache: Past, **inputs: torch.Tensor) -> Any:
@@ -126,16 +132,17 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     mask, positions = torch.ones(2, 5, dtype=torch.long), torch.tensor([[3, 4], [3, 4]])
     tables = [torch.zeros(3, *shape) for shape in cache.recurrence.shapes]
     rows = [torch.tensor(each, dtype=torch.int32) for each in _ROWS] if tables else []
+    seen = seen_inputs(model.config)
     try:
         converted = stored.traced(
-            Step(model, cache),
-            (ids, mask, positions, *past, *tables, *rows),
+            Step(model, cache, seen),
+            (ids, mask, positions, *(each.example for each in seen), *past, *tables, *rows),
             state_extensions(),
         )
     finally:
         forget_traces()
     stored.put_packed(converted)
-    names = ["input_ids", "attention_mask", "position_ids"]
+    names = ["input_ids", "attention_mask", "position_ids", *(each.name for each in seen)]
     state_names = [f"{TABLE}{number}" for number in range(len(tables))] + [*ROWS[: len(rows)]]
     suffixes = [f"{index // 2}.{'value' if index % 2 else 'key'}" for index in range(len(past))]
     states = {f"past_key_values.{suffix}": f"present.{suffix}" for suffix in suffixes}
@@ -146,7 +153,8 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
         port.get_tensor().set_names({name})
     for port in converted.inputs[:3]:
         port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
-    wide = [[-1, shape[1], -1, shape[3]] for shape in shapes]
+    wide = [[*each.shape] for each in seen]
+    wide += [[-1, shape[1], -1, shape[3]] for shape in shapes]
     wide += [[-1, *shape] for shape in cache.recurrence.shapes] + [[-1] for _ in rows]
     for port, axes in zip(converted.inputs[3:], wide, strict=True):
         port.get_node().set_partial_shape(ov.PartialShape(axes))

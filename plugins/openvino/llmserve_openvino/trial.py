@@ -15,6 +15,7 @@ from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime.causal import NEAR, original_length, small_model
 from llmserve_openvino.compare import LENGTHS, difference, seen_difference, window
 from llmserve_openvino.recurrent_layers import RECURRENT, STATE, keeps_states
+from llmserve_openvino.tower import LOADER
 from llmserve_openvino.trace import convert
 
 TOLERANCE = 0.02
@@ -52,13 +53,14 @@ def try_small(config: Any, *, sees: bool = False) -> Trial:
     """Try a small model; a part that cannot be computed raises an :class:`UnservedError`.
 
     Of one that ``sees``, the part for texts is tried, also where some tokens stand for an image.
+    What it is given there is random: the tower itself is not computed.
     """
     text_config = config.get_text_config()
     limits = [window(text_config), original_length(text_config.to_dict())]
     limit = min((each for each in limits if each), default=None)
     if text_config.model_type in RECURRENT:
         raise UnservedError(STATE)
-    model = small_model(text_config if sees else config)
+    model = small_model(config, loader=LOADER) if sees else small_model(config)
     if model is None:
         return Trial(limit, is_done=False)
     stored = StoredWeights(model)

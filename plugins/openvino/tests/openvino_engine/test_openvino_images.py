@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import openvino
 import pytest
+import torch
 import transformers
 
 import llmserve
 from llmserve.errors import OptionError
 from llmserve.graphs import StoredWeights, load
 from llmserve.plugin import IncompatibleError, UnservedError
-from llmserve.runtime import Engine, Generation, ImageTower, PromptLookup
+from llmserve.runtime import Chunk, Embedded, Engine, Generation, ImageTower, PromptLookup
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.tiny_seeing import (
     AS_TEXTS,
+    IN_GRIDS,
     Seeing,
     SeenQuestion,
     save_seeing,
 )
-from llmserve_openvino.compare import seen_difference
-from llmserve_openvino.embedded_rows import take_rows
+from llmserve_openvino.compare import difference, seen_difference
+from llmserve_openvino.embedded_rows import DEEPER, ROWS, SHIFTS, row_inputs, take_rows
+from llmserve_openvino.engine import OpenVinoGenerator
 from llmserve_openvino.runner import make_runner, paged
 from llmserve_openvino.tower import LOADER, save_tower
 from llmserve_openvino.trace import convert
@@ -39,8 +45,9 @@ COUNTS = (1, 2, 0, 3, 1, 0)
 class Served(Seeing):
     """A model that sees, converted as a build does."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, family: str, folder: Path) -> None:
+        super().__init__(save_seeing(family, folder))
+        self.family = family
         model = load(folder, loader=LOADER)
         self.stored, self.traced = StoredWeights(model), model
         self.graph = convert(model, self.stored)
@@ -60,9 +67,9 @@ class Served(Seeing):
         return engine, tower
 
 
-@pytest.fixture(scope="module", params=sorted(AS_TEXTS))
+@pytest.fixture(scope="module", params=sorted({**AS_TEXTS, **IN_GRIDS}))
 def served(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return Served(save_seeing(request.param, tmp_path_factory.mktemp(request.param) / "model"))
+    return Served(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +150,58 @@ def test_a_converted_model_is_compared_where_tokens_stand_for_an_image(
     def off() -> float:
         return seen_difference(served.traced, served.stored, served.graph)
 
+    def leave_out(name: str) -> Callable[..., Any]:
+        def inputs(*given: Any) -> dict[str, Any]:
+            found = row_inputs(*given)
+            return {**found, name: found[name] * 0}
+
+        return inputs
+
     assert off() < 0.001
-    monkeypatch.setattr("llmserve_openvino.compare._Given.rows", lambda _, part: part.source * 1.1)
-    assert off() > 0.02
+    traced = {port.any_name for port in served.graph.inputs} & {SHIFTS, DEEPER}
+    assert traced == {
+        *([SHIFTS] if served.family in IN_GRIDS else []),
+        *([DEEPER] if served.family == "qwen3_vl" else []),
+    }
+    for name in (ROWS, *traced):
+        with monkeypatch.context() as patch:
+            patch.setattr("llmserve_openvino.runner.row_inputs", leave_out(name))
+            assert off() > 0.02
+    assert difference(served.traced, served.stored, served.graph) < 0.001, "nothing is left of it"
+
+
+def test_a_text_is_given_one_zero_for_all_that_is_added_where_an_image_is() -> None:
+    embedded = Embedded(1, 2, b"", torch.ones(2, 12), positions=np.array([[0, 0], [0, 0], [0, 1]]))
+    widths = {ROWS: 4, SHIFTS: 1, DEEPER: 8}
+    tower: Any = SimpleNamespace(rows=lambda part: part.source)
+
+    def given(*chunks: Chunk) -> dict[str, Any]:
+        begins = [0, *accumulate(len(chunk.ids) for chunk in chunks)]
+        return row_inputs(tower, chunks, begins, widths)
+
+    text = Chunk([5] * 40, 0, [0, 1])
+    found = given(text)
+    assert {name: each.shape for name, each in found.items() if name in (SHIFTS, DEEPER)} == {
+        SHIFTS: (3, 1, 1),
+        DEEPER: (1, 1, 8),
+    }
+    assert not any(found[name].any() for name in (SHIFTS, DEEPER))
+    found = given(text, Chunk([5] * 4, 0, [2], embedded=[embedded]))
+    assert found[SHIFTS][:, 40:, 0].tolist() == [[0, 0, -1, 0], [0, 0, -1, 0], [0, 0, 0, 0]]
+    assert [bool(row.any()) for row in found[DEEPER]] == [False] * 41 + [True, True, False]
+    # What follows an image is so much nearer, also where no image is in its chunk any more.
+    assert (given(text, Chunk([5], 9, [2], fewer=3))[SHIFTS][:, 40:] == -3).all()
+
+
+@pytest.mark.long
+def test_a_model_in_grids_is_built_for_text_alone(tmp_path: Path) -> None:
+    source = save_seeing("qwen3_vl", tmp_path / "source")
+    built = llmserve.build("openvino", str(source), output=tmp_path / "repository", max_images=0)
+    assert "image_url" not in built.manifest.contract["inputs"]
+    settings = built.manifest.components["generator"]["settings"]
+    assert settings["images"] is None
+    generator = OpenVinoGenerator(settings, built.folder / "1")
+    answer(generator.stepper(ByteTokenizer()), Seeing(source).ask())
 
 
 @pytest.mark.parametrize(

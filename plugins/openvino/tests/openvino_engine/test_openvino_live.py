@@ -133,10 +133,11 @@ def test_each_kind_of_model_gives_the_answers_of_generate(
         assert list(texts) == expected
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_a_model_that_reads_images_answers_as_by_hf(
-    triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory
+    triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory, family: str
 ) -> None:
-    source = str(save_seeing("llava", tmp_path_factory.mktemp("seeing")))
+    source = str(save_seeing(family, tmp_path_factory.mktemp("seeing")))
     hf, model = triton.build("hf", source), triton.build("openvino", source)
     asked = conversations((1, 0, 3, 2))
     expected = [triton.client.generate(hf, **each) for each in asked]
