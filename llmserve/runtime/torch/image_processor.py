@@ -20,6 +20,8 @@ from llmserve.runtime.torch.processor import load_processor
 # What a generator makes itself, for all that it computes together.
 _OF_TEXT = ("input_ids", "attention_mask")
 _USUAL_SIZE = 1024, 768
+_OTHER_MARKS = {"video_token": "a video", "audio_token": "a sound"}
+"""The names of a processor's marks for what it is never given here, which it would look for."""
 _MOST_HELD = 2_000_000_000
 """Of the bytes of what was made of images for requests that wait and run: while there are as many,
 no more is made."""
@@ -28,11 +30,12 @@ no more is made."""
 class ImageProcessor:
     """The processor of a model that reads images, or of one of text alone, which refuses them.
 
-    Images that have more tokens than the ``context_length`` are refused before they are processed.
+    Images that have more tokens than the ``context_length``, None if that is not known, are refused
+    before they are processed.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], folder: Path, *, context_length: int | None = None
+        self, settings: Mapping[str, Any], folder: Path, *, context_length: int | None
     ) -> None:
         self._context_length = context_length
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -99,7 +102,8 @@ class ImageProcessor:
         return [_as_pillow(image) for image in self._reader.read(urls)]
 
     def _refuse_marks(self, text: str, images: int) -> None:
-        """Refuse a prompt that has what stands for an image, or for a part of one, in its texts."""
+        """Refuse a prompt that has what stands for an image or a part of one, or for what nobody
+        sends here, in its texts."""
         problem = ""
         # Gemma 3 has another token for each part of an image than its mark.
         part = getattr(getattr(self._processor, "tokenizer", None), "image_token", None)
@@ -107,6 +111,9 @@ class ImageProcessor:
             problem = f"{count} times {self._mark}, which stands for an image, and {images} images"
         elif part and part != self._mark and part in text:
             problem = f"{part}, which stands for a part of an image"
+        for name, what in _OTHER_MARKS.items():
+            if (mark := getattr(self._processor, name, None)) and mark in text:
+                problem = f"{mark}, which stands for {what}"
         if problem:
             raise RequestError(
                 f"the prompt has {problem}: leave it out of the texts of messages",

@@ -85,7 +85,8 @@ def _whole(config: Any, text_config: Any) -> Any:
         whole = deepcopy(config)
         setattr(whole, next(n for n, each in vars(config).items() if each is large), text_config)
     for part in _parts(whole, _OTHER_INPUT):
-        for name in ("num_hidden_layers", "num_blocks"):
+        # Qwen's towers have a depth, which is another name of the first since 5.23.
+        for name in ("num_hidden_layers", "num_blocks", "depth"):
             if hasattr(part, name):
                 setattr(part, name, 2)
         # What it makes is as wide as a text's tokens.

@@ -182,7 +182,7 @@ def test_images_wait_for_those_that_take_the_memory(
     """Until nobody has what was made of them, nor a part of it."""
     monkeypatch.setattr("llmserve.runtime.torch.image_processor._MOST_HELD", 1)
     settings = built.result.manifest.components["generator"]["settings"]
-    processor = ImageProcessor(settings, Path(built.result.folder, "1"))
+    processor = ImageProcessor(settings, Path(built.result.folder, "1"), context_length=None)
     urls = [data_url(picture(1)), data_url(picture(2))]
     first = processor.read("<image> <image>", urls)
     part = first.images["pixel_values"][:1]
@@ -200,7 +200,7 @@ def test_what_a_processor_makes_of_images_may_be_more_than_tensors(
 ) -> None:
     """Such as sizes, or the parts of images of different sizes, in lists."""
     settings = built.result.manifest.components["generator"]["settings"]
-    processor = ImageProcessor(settings, Path(built.result.folder, "1"))
+    processor = ImageProcessor(settings, Path(built.result.folder, "1"), context_length=None)
     parts = [torch.zeros(1, 3), torch.zeros(2, 3)]
     found = {"input_ids": torch.tensor([[1, 2]]), "pixel_values": parts, "sizes": [[4, 5]]}
     monkeypatch.setattr(processor, "_processed", lambda *_: found)

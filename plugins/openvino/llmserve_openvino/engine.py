@@ -59,7 +59,7 @@ class OpenVinoGenerator:
         self._folder = folder
         # Models that were built before openvino read images have no such setting.
         images = settings.get("images") or {}
-        self._processor = ImageProcessor(images, folder)
+        self._processor = ImageProcessor(images, folder, context_length=self.context_length)
         self.about_images = self._processor.about
         self._sight = self._load_sight(images) if self._processor.reads else None
         self._runner = self._make_runner(

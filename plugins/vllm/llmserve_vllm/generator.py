@@ -30,10 +30,10 @@ class VllmGenerator:
 
         self._folder, self._settings = folder, settings
         self._model = Model(settings, *located(settings, folder), folder)
-        self._images = ImageProcessor(settings, folder)
+        self.context_length: int | None = self._model.context_length
+        self._images = ImageProcessor(settings, folder, context_length=self.context_length)
         self.about_images = self._images.about
         self._stepper: Stepper | None = None
-        self.context_length: int | None = self._model.context_length
         self.eos_ids = self._model.eos_ids
 
     # Builds and `llmserve adapter` call it.

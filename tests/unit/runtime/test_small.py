@@ -211,12 +211,22 @@ def test_layers_of_other_heads_stay_other_ones() -> None:
     ]
 
 
-def test_a_large_model_that_sees_is_tried_as_it_is_loaded() -> None:
-    from transformers import Qwen3VLConfig
+@pytest.mark.long
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_large_model_that_sees_is_tried_as_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    from transformers import Qwen3VLConfig, Qwen3VLVisionConfig
 
+    if is_old:
+        # Before 5.23, layers of a tower had one name.
+        monkeypatch.setattr(
+            Qwen3VLVisionConfig, "attribute_map", {"num_attention_heads": "num_heads"}
+        )
     text, vision = {"hidden_size": 5120, "num_attention_heads": 64}, {"out_hidden_size": 5120}
     config = Qwen3VLConfig(text_config=text, vision_config=vision)
     model = small_model(config, loader="AutoModelForImageTextToText")
+    assert model is not None
     assert type(model).__name__ == "Qwen3VLForConditionalGeneration"
     # Three of the tower's layers make rows that the first layers add.
     assert sum(parameter.numel() for parameter in model.parameters()) < 140 * MILLION

@@ -23,6 +23,7 @@ from llmserve.runtime import (
     Engine,
     Generation,
     Guesser,
+    ImageProcessor,
     ImageTower,
     PromptLookup,
     RequestError,
@@ -371,20 +372,30 @@ def test_the_processor_of_gemma_is_read_as_it_is_released(gemma: Seeing, tmp_pat
     assert [each.digest for each in found.parts] == [each.digest for each in expected.parts]
 
 
-def test_a_text_is_refused_that_has_the_token_of_a_gemmas_images(
-    gemma: Seeing, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "mark", "what"),
+    [
+        ("gemma3", "<image_soft_token>", "a part of an image"),
+        ("gemma4", "<|audio|>", "a sound"),
+        ("gemma4", "<|video|>", "a video"),
+        ("qwen2_vl", "<|video_pad|>", "a video"),
+    ],
+)
+def test_a_text_is_refused_that_has_the_mark_of_something_else(
+    tmp_path: Path, family: str, mark: str, what: str
 ) -> None:
-    result = llmserve.build("iterative", str(gemma.folder), output=tmp_path, name="seeing")
+    source = str(save_seeing(family, tmp_path / "source"))
+    result = llmserve.build("iterative", source, output=tmp_path / "repository", name="seeing")
     settings = result.manifest.components["generator"]["settings"]
-    generator = StepwiseGenerator(settings, Path(result.folder, "1"))
+    processor = ImageProcessor(settings, Path(result.folder, "1"), context_length=None)
     urls = [data_url(picture(1))]
     with pytest.raises(RequestError) as caught:
-        generator.read_images("see <image> and <image_soft_token>", urls)
+        processor.read(f"see <image> and {mark}", urls)
     assert str(caught.value) == (
-        "the prompt has <image_soft_token>, which stands for a part of an image: leave it out of "
-        "the texts of messages"
+        f"the prompt has {mark}, which stands for {what}: leave it out of the texts of messages"
     )
-    assert generator.read_images("see <image> and another", urls).images
+    assert caught.value.param == "messages"
+    assert processor.read("see <image> and another", urls).images
 
 
 def test_a_draft_model_goes_only_with_a_gemma_for_text_alone(gemma: Seeing, tmp_path: Path) -> None:

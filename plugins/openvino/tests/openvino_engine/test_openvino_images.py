@@ -19,13 +19,23 @@ import llmserve
 from llmserve.errors import OptionError
 from llmserve.graphs import StoredWeights, load
 from llmserve.plugin import IncompatibleError, UnservedError
-from llmserve.runtime import Chunk, Embedded, Engine, Generation, ImageTower, PromptLookup
+from llmserve.runtime import (
+    Chunk,
+    Embedded,
+    Engine,
+    Generation,
+    ImageTower,
+    PromptLookup,
+    RequestError,
+)
 from llmserve.testing import ByteTokenizer
 from llmserve.testing.tiny_seeing import (
     AS_TEXTS,
     IN_GRIDS,
     Seeing,
     SeenQuestion,
+    data_url,
+    picture,
     save_seeing,
 )
 from llmserve_openvino.compare import difference, seen_difference
@@ -191,6 +201,23 @@ def test_a_text_is_given_one_zero_for_all_that_is_added_where_an_image_is() -> N
     assert [bool(row.any()) for row in found[DEEPER]] == [False] * 41 + [True, True, False]
     # What follows an image is so much nearer, also where no image is in its chunk any more.
     assert (given(text, Chunk([5], 9, [2], fewer=3))[SHIFTS][:, 40:] == -3).all()
+
+
+@pytest.mark.long
+def test_images_that_alone_exceed_the_context_are_refused_before_they_are_processed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = save_seeing("qwen2_vl", tmp_path / "source") / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["text_config"]["max_position_embeddings"] = 40
+    file.write_text(json.dumps(config), encoding="utf-8")
+    built = llmserve.build("openvino", str(file.parent), output=tmp_path / "repository")
+    settings = built.manifest.components["generator"]["settings"]
+    generator = OpenVinoGenerator(settings, built.folder / "1")
+    monkeypatch.setattr(transformers.ProcessorMixin, "__call__", lambda *_, **__: 1 / 0)
+    with pytest.raises(RequestError, match="the model's context 40") as caught:
+        generator.read_images("<image>" * 4, [data_url(picture(seed, 33, 33)) for seed in range(4)])
+    assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ class EngineLimits:
     @cached_property
     def _images(self) -> ImageProcessor:
         # Loaded by the part that reads a request with images, and by no other.
-        return ImageProcessor(self._seen, self._folder)
+        return ImageProcessor(self._seen, self._folder, context_length=self.context_length)
 
     def about_images(self) -> dict[str, int] | None:
         return self._images.about()

@@ -24,7 +24,8 @@ class SeeingPrompts:
 
         location, options = located(settings, folder)
         self._tokenizer = AutoTokenizer.from_pretrained(location, **options)
-        self._images = ImageProcessor(settings, folder)
+        # What a request has is counted where it is read.
+        self._images = ImageProcessor(settings, folder, context_length=None)
         # One process decodes, and requests are answered in threads.
         self._decoding = threading.Lock()
 
