@@ -105,7 +105,8 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
         return True, _place_processor(context, take_images(context, requires=("torch",)))
     check_causal(source, **allowed(context))
     if sees:
-        note_unread(context, "openvino", instead="hf")
+        by_iterative = embeds_images(source.config(), wholes=True, grids=True, layers=True)
+        note_unread(context, "openvino", instead="iterative" if by_iterative else "hf")
     return False, None
 
 

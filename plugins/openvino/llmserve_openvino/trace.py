@@ -107,7 +107,9 @@ def convert(model: Any, stored: StoredWeights) -> Any:
         if keeps_states(model.config.get_text_config()):
             raise UnservedError(STATE) from error
         line = next((each for each in str(first).splitlines() if each.strip()), "")
-        reason = f"{type(first).__name__}: {line.strip()}"[:200]
+        # What follows the first sentence is advice for who wrote the model.
+        sentence = line.strip().partition(". ")[0]
+        reason = f"{type(first).__name__}: {sentence}"[:200]
         part = _part_with(first)
         raise UnservedError(f"has a part that OpenVINO cannot read: {part} ({reason})") from error
 

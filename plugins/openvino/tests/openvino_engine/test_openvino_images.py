@@ -18,7 +18,7 @@ import transformers
 import llmserve
 from llmserve.errors import OptionError
 from llmserve.graphs import StoredWeights, load
-from llmserve.plugin import IncompatibleError, UnservedError
+from llmserve.plugin import BuildSpec, IncompatibleError, UnservedError, build_spec
 from llmserve.runtime import (
     Chunk,
     Embedded,
@@ -218,6 +218,15 @@ def test_images_that_alone_exceed_the_context_are_refused_before_they_are_proces
     with pytest.raises(RequestError, match="the model's context 40") as caught:
         generator.read_images("<image>" * 4, [data_url(picture(seed, 33, 33)) for seed in range(4)])
     assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.long
+def test_a_build_for_text_says_which_plugin_reads_the_images(tmp_path: Path) -> None:
+    source = save_seeing("gemma3", tmp_path / "source")
+    reports: list[str] = []
+    spec = BuildSpec("openvino", str(source), output=tmp_path / "repository")
+    build_spec(spec, report=reports.append)
+    assert any(each.endswith("served for text alone; iterative reads them") for each in reports)
 
 
 @pytest.mark.long
