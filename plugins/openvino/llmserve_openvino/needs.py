@@ -111,7 +111,8 @@ def _in_memory(size: ModelSize, chosen: str, stored: int, computed: str) -> int:
     if computed != "float32":
         return 2 * held
     width = stored // max(1, size.parameters)
-    # Weights in 16 bits stay so, but for the product of the scores, which is widened as well.
+    # Weights in 16 bits stay so. The product of the scores was widened with AVX-512;
+    # where it stays, as with AVX2 only, the plan is that much too large.
     return width * held + (4 * size.largest if width < _FLOAT32 else 0)
 
 

@@ -68,11 +68,14 @@ def test_a_model_takes_what_its_plugin_says(bench: Any, tmp_path: Path) -> None:
         built = bench.build(model, repository, "openvino", "auto", mark, log, data=data)
         _, answering, _ = bench.serve(repository, mark, log)
     manifest = json.loads((repository / "model" / "llmserve.json").read_text(encoding="utf-8"))
-    expected = needs(ModelSize.read(manifest["size"]), manifest["options"])
+    size = ModelSize.read(manifest["size"])
+    expected = needs(size, manifest["options"])
     # The command and the converter have them.
     assert built.peak.own - 2 * of_cuda() < 1.15 * expected.build
     # Few of the cache's pages are written: the prompt and its answer are short. What libraries have
     # of their files is shared with whatever else runs here, so that it differs from run to run.
     taken, own = expected.process + expected.weights, answering.peak.own - of_cuda()
-    assert 0.85 * taken < own < 1.15 * taken
+    # Not all processors widen the product of the scores.
+    widened = 2 * size.largest if expected.weights > 2 * size.parameters else 0
+    assert 0.85 * (taken - widened) < own < 1.15 * taken
     assert own - expected.process < 1.2 * bench.stored(repository)
