@@ -1311,8 +1311,13 @@ def test_a_status_that_cannot_be_saved_is_saved_later(
         final = "completed" if status == "in_progress" else status
         assert (await ended(client, batch)).status == final
         await until(lambda: not [*tmp_path.rglob("*.answers")])
-        kept = [json.loads(path.read_text()) for path in tmp_path.rglob("batch_*.json")]
-        assert [each["status"] for each in kept] == [final]
+
+        def kept() -> list[str]:
+            paths = tmp_path.rglob("batch_*.json")
+            return [json.loads(path.read_text())["status"] for path in paths]
+
+        # A client sees the status before the third try has ended.
+        await until(lambda: kept() == [final])
 
     run(model, settings_of(tmp_path), work)
     assert model.asked == ({} if status == "failed" else {"wait": 1})
