@@ -69,12 +69,16 @@ def seen_difference(model: Any, stored: StoredWeights, converted: Any) -> float:
         rows = model.get_input_embeddings()(ids)[0, :count] * 1.5
         levels = [rows.roll(level + 1, 0) for level in range(1 + deep_layers(model.config))]
         places = np.array(_PLACES) if kind and kind.is_grid else None
-        embedded = Embedded(_SEEN.start, count, b"", None, positions=places)
+        is_whole = kind is not None and kind.is_whole
+        embedded = Embedded(_SEEN.start, count, b"", None, is_whole=is_whole, positions=places)
         tower.keep(embedded, torch.cat(levels, dim=-1))
         chunk = Chunk(text, 0, [0], len(text), embedded=[embedded])
         inputs = tower.inputs([chunk], ids)
         if (positions := chunk.positions()) is not None:
             inputs["position_ids"] = torch.from_numpy(positions)[:, None]
+        if is_whole:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+            inputs["token_type_ids"][0, _SEEN] = 1
         expected = model(**inputs).logits[0]
     runner = make_runner(converted.clone(), _EXACT, cache_tokens=PAGE_SIZE, embeds=tower)
     logits = runner.run([chunk])

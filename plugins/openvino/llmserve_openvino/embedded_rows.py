@@ -4,7 +4,8 @@ A converted model has the table of tokens inside. The rows are put behind those 
 the table, and each of its tokens chooses one of all. A model of text alone stays as it is.
 
 Some models are traced with more inputs (:mod:`llmserve_openvino.seen_inputs`), which each of their
-passes is given.
+passes is given. The tokens of an image may see each other (Gemma 3): attention over pages is told
+of each token whether it stands for one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ SHIFTS, DEEPER = "llmserve_position_shifts", "llmserve_deeper_rows"
 layers add to it, beside one another."""
 AXES = 3
 """On how many axes the tokens of an image have a position."""
+TYPES = "llmserve_token_types"
+"""The input with which tokens see all that are beside one another and are of it too."""
+_SCALED, _AHEAD = ["llmserve", "scaled_rows"], ["llmserve", "sees_ahead"]
+"""Where a model of OpenVINO has that what it reads of its table is multiplied by a number, and that
+the tokens of an image see each other."""
+_OPERATION, _TYPES_INPUT = "PagedAttentionExtension", 25
 # What may be between the tokens and their table.
 _BETWEEN = {"Convert", "Reshape", "Squeeze", "Unsqueeze"}
 
@@ -42,6 +49,13 @@ class Embeds(Protocol):
         and after it what each of the first layers adds, if they add anything."""
 
 
+def tell_rows(model: Any, *, scaled: bool, ahead: bool) -> None:
+    """Keep in a model of OpenVINO how it reads rows that stand for an image."""
+    for is_so, place in ((scaled, _SCALED), (ahead, _AHEAD)):
+        if is_so:
+            model.set_rt_info("yes", place)
+
+
 def take_rows(model: Any) -> None:
     """Have a model whose tokens are in a flat row read embeddings in the place of some of them."""
     ops = ov.opset13
@@ -53,6 +67,9 @@ def take_rows(model: Any) -> None:
             hint="serve it with the plugin hf",
         )
     table = next(iter(found.values())).output(0)
+    if model.has_rt_info(_SCALED):
+        # A tower makes its rows as large as those are then.
+        table = _product(table)
     readers = table.get_target_inputs()
     width = table.get_partial_shape()[-1].get_length()
     rows = ops.parameter([-1, width], ov.Type.f32, name=ROWS)
@@ -66,7 +83,29 @@ def take_rows(model: Any) -> None:
     for reader in readers:
         reader.replace_source_output(shaped)
     model.add_parameters([rows, chosen])
+    if model.has_rt_info(_AHEAD):
+        types = ops.parameter([-1], ov.Type.i32, name=TYPES)
+        types.output(0).get_tensor().set_names({TYPES})
+        for operation in model.get_ops():
+            if operation.get_type_name() == _OPERATION:
+                operation.input(_TYPES_INPUT).replace_source_output(types.output(0))
+        model.add_parameters([types])
     model.validate_nodes_and_infer_types()
+
+
+def _product(table: Any) -> Any:
+    """Return what is read of a table, multiplied by a number."""
+    while len(readers := table.get_target_inputs()) == 1:
+        node = next(iter(readers)).get_node()
+        if node.get_type_name() == "Multiply":
+            return node.output(0)
+        if node.get_type_name() != "Convert":
+            break
+        table = node.output(0)
+    raise IncompatibleError(
+        "the model does not multiply what it reads of its table by a number, as it was told",
+        hint="build it again",
+    )
 
 
 def _tables(source: Any) -> Iterator[Any]:
@@ -83,7 +122,8 @@ def input_widths(model: Any) -> dict[str, int]:
     """Return the inputs here that a compiled model has, and how long their last axes are; 1 where
     that depends on the pass."""
     ports = {port.any_name: port for port in model.inputs}
-    axes = {name: ports[name].partial_shape[-1] for name in (SHIFTS, DEEPER, ROWS) if name in ports}
+    names = (SHIFTS, DEEPER, ROWS, TYPES)
+    axes = {name: ports[name].partial_shape[-1] for name in names if name in ports}
     return {name: axis.get_length() if axis.is_static else 1 for name, axis in axes.items()}
 
 
@@ -98,6 +138,8 @@ def row_inputs(
     found: dict[str, Any] = {}
     if SHIFTS in widths:
         found[SHIFTS] = _shifts(chunks, begins)
+    if TYPES in widths:
+        found[TYPES] = _types(chunks, begins)
     rows = [*_rows(embeds, chunks, begins)] if embeds else []
     if DEEPER in widths:
         found[DEEPER] = np.zeros((begins[-1] if rows else 1, 1, widths[DEEPER]), np.float32)
@@ -137,3 +179,19 @@ def _shifts(chunks: Sequence[Chunk], begins: Sequence[int]) -> Any:
             shift = positions - np.arange(chunk.start, chunk.stop)
         shifts[:, begin:end, 0] = shift
     return shifts
+
+
+def _types(chunks: Sequence[Chunk], begins: Sequence[int]) -> Any:
+    """Return 1 for each token of a pass that sees those that follow it in its image; nothing if
+    none does, for which attention does what it does without."""
+    # A token that comes alone is the last of its image. It may be given twice, and the first of
+    # them is not to see the second.
+    seeing = [(c, begin) for c, begin in zip(chunks, begins, strict=False) if not c.single]
+    if not any(chunk.wholes() for chunk, _ in seeing):
+        return np.zeros(0, np.int32)
+    types = np.zeros(begins[-1], np.int32)
+    for chunk, begin in seeing:
+        for part, _, of_chunk in chunk.replaced():
+            if part.is_whole:
+                types[begin + of_chunk.start : begin + of_chunk.stop] = 1
+    return types

@@ -97,7 +97,7 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
     source = context.source
     is_converted = (source.path / _MODEL).is_file()
     sees = not is_converted and sees_images(source) and not is_for_text(context)
-    if sees and embeds_images(source.config(), grids=True):
+    if sees and embeds_images(source.config(), wholes=True, grids=True):
         if found := quantised_in(source.path):
             raise UnservedError(
                 f"openvino cannot serve {source.asked}: it reads images, and is quantised ({found})"

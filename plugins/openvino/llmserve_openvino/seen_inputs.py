@@ -1,4 +1,4 @@
-"""What a trace of some models is given beside tokens and their positions, for those of images.
+"""How models read images: what a trace of some is given beside tokens and their positions.
 
 The tokens of an image may have several positions, and the first layers may add rows of their own to
 them. Both are inputs that are added, so a text alone is given a single zero that stands for all.
@@ -34,6 +34,21 @@ def seen_inputs(config: Any) -> list[SeenInput]:
         width = layers * config.get_text_config().hidden_size
         found.append(SeenInput(DEEPER, torch.ones(2, 2, width), [-1, -1, width]))
     return found
+
+
+def scales_rows(model: Any) -> bool:
+    """Whether a model multiplies what it reads of its table before a tower's rows take the place of
+    some: where it does so later, these are multiplied as well."""
+    if seeing_kind(model.config.model_type) is None:
+        return False
+    table = model.get_input_embeddings()
+    return type(table).forward is not torch.nn.Embedding.forward
+
+
+def sees_ahead(config: Any) -> bool:
+    """Whether the tokens of an image see each other, in all layers."""
+    kind = seeing_kind(config.model_type)
+    return kind is not None and kind.is_whole
 
 
 def shifted(positions: Tensor, given: Mapping[str, Tensor]) -> Tensor:

@@ -20,9 +20,17 @@ from llmserve.plugin import UnservedError
 from llmserve_openvino.attention import Attention, Past, replaced
 from llmserve_openvino.capped_attention import tell_caps
 from llmserve_openvino.compare import window
+from llmserve_openvino.embedded_rows import tell_rows
 from llmserve_openvino.own_attention import OwnAttention, tell
 from llmserve_openvino.recurrent_layers import STATE, Recurrence, keeps_states, state_extensions
-from llmserve_openvino.seen_inputs import SeenInput, deepened, seen_inputs, shifted
+from llmserve_openvino.seen_inputs import (
+    SeenInput,
+    deepened,
+    scales_rows,
+    seen_inputs,
+    sees_ahead,
+    shifted,
+)
 from llmserve_openvino.state_tables import ROWS, TABLE
 from llmserve_openvino.workarounds import forget_traces
 
@@ -169,6 +177,7 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     if cache.own is not None:
         tell(converted, cache.own.layers)
     tell_caps(converted, cache.caps)
+    tell_rows(converted, scaled=scales_rows(model), ahead=sees_ahead(model.config))
     return converted
 
 

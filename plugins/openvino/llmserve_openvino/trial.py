@@ -15,6 +15,7 @@ from llmserve.plugin import IncompatibleError, UnservedError
 from llmserve.runtime.causal import NEAR, original_length, small_model
 from llmserve_openvino.compare import LENGTHS, difference, seen_difference, window
 from llmserve_openvino.recurrent_layers import RECURRENT, STATE, keeps_states
+from llmserve_openvino.seen_inputs import sees_ahead
 from llmserve_openvino.tower import LOADER
 from llmserve_openvino.trace import convert
 
@@ -60,6 +61,8 @@ def try_small(config: Any, *, sees: bool = False) -> Trial:
     limit = min((each for each in limits if each), default=None)
     if text_config.model_type in RECURRENT:
         raise UnservedError(STATE)
+    if sees:
+        _check_windows(config)
     model = small_model(config, loader=LOADER) if sees else small_model(config)
     if model is None:
         return Trial(limit, is_done=False)
@@ -75,3 +78,17 @@ def try_small(config: Any, *, sees: bool = False) -> Trial:
     if (off := difference(model, stored, converted, lengths=within)) > TOLERANCE or limit is None:
         raise UnservedError(DIFFERS.format(off))
     return Trial(limit, is_done=True)
+
+
+def _check_windows(config: Any) -> None:
+    """Refuse images whose tokens see each other, and of which not all are within a window.
+
+    OpenVINO lets each see all others nonetheless (2026.4.1).
+    """
+    back = window(config.get_text_config())
+    if sees_ahead(config) and back and back < config.mm_tokens_per_image:
+        raise UnservedError(
+            f"looks back on {back} tokens, and an image has {config.mm_tokens_per_image}, each of "
+            "which would see all others: max_images=0 builds it for text alone, and the plugin "
+            "iterative reads its images"
+        )

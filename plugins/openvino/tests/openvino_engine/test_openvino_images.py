@@ -32,6 +32,7 @@ from llmserve.testing import ByteTokenizer
 from llmserve.testing.tiny_seeing import (
     AS_TEXTS,
     IN_GRIDS,
+    LENGTH,
     Seeing,
     SeenQuestion,
     data_url,
@@ -39,11 +40,20 @@ from llmserve.testing.tiny_seeing import (
     save_seeing,
 )
 from llmserve_openvino.compare import difference, seen_difference
-from llmserve_openvino.embedded_rows import DEEPER, ROWS, SHIFTS, row_inputs, take_rows
+from llmserve_openvino.embedded_rows import (
+    CHOSEN,
+    DEEPER,
+    ROWS,
+    SHIFTS,
+    TYPES,
+    row_inputs,
+    take_rows,
+)
 from llmserve_openvino.engine import OpenVinoGenerator
 from llmserve_openvino.runner import make_runner, paged
 from llmserve_openvino.tower import LOADER, save_tower
 from llmserve_openvino.trace import convert
+from llmserve_openvino.trial import try_small
 
 # Tracing warns of what the comparison with the original would show.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -52,12 +62,23 @@ COUNTS = (1, 2, 0, 3, 1, 0)
 """How many images the prompts have that are asked together."""
 
 
+def look_back(folder: Path, window: int) -> None:
+    """Change how far the layers with a window look back."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["text_config"]["sliding_window"] = window
+    file.write_text(json.dumps(config), encoding="utf-8")
+
+
 class Served(Seeing):
     """A model that sees, converted as a build does."""
 
     def __init__(self, family: str, folder: Path) -> None:
         super().__init__(save_seeing(family, folder))
         self.family = family
+        if family == "gemma3":
+            # An image of its has 25 tokens.
+            look_back(folder, 30)
         model = load(folder, loader=LOADER)
         self.stored, self.traced = StoredWeights(model), model
         self.graph = convert(model, self.stored)
@@ -66,18 +87,18 @@ class Served(Seeing):
         self.sight = transformers.AutoModelForImageTextToText.from_pretrained(tower).eval()
 
     def engine(
-        self, *, exact: bool = False, most: int = 24, **options: Any
+        self, *, exact: bool = False, most: int = 24, tokens: int = 4096, **options: Any
     ) -> tuple[Engine, ImageTower]:
         tower = ImageTower(self.sight)
         runner = make_runner(
-            self.graph.clone(), EXACT, cache_tokens=4096, exact=exact, embeds=tower
+            self.graph.clone(), EXACT, cache_tokens=tokens, exact=exact, embeds=tower
         )
         engine = Engine(runner, ByteTokenizer(), max_sequences=8, **options)
         engine._scheduler.pace.most = most
         return engine, tower
 
 
-@pytest.fixture(scope="module", params=sorted({**AS_TEXTS, **IN_GRIDS}))
+@pytest.fixture(scope="module", params=sorted({**AS_TEXTS, **IN_GRIDS, "gemma3": None}))
 def served(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
@@ -173,7 +194,8 @@ def test_a_converted_model_is_compared_where_tokens_stand_for_an_image(
         *([SHIFTS] if served.family in IN_GRIDS else []),
         *([DEEPER] if served.family == "qwen3_vl" else []),
     }
-    for name in (ROWS, *traced):
+    ahead = [TYPES] if served.family == "gemma3" else []
+    for name in (ROWS, *traced, *ahead):
         with monkeypatch.context() as patch:
             patch.setattr("llmserve_openvino.runner.row_inputs", leave_out(name))
             assert off() > 0.02
@@ -203,6 +225,70 @@ def test_a_text_is_given_one_zero_for_all_that_is_added_where_an_image_is() -> N
     assert (given(text, Chunk([5], 9, [2], fewer=3))[SHIFTS][:, 40:] == -3).all()
 
 
+def test_a_token_that_comes_alone_sees_none_that_follow_it() -> None:
+    image = Embedded(3, 4, b"", torch.ones(4, 2), is_whole=True)
+    widths = {ROWS: 2, TYPES: 1}
+    tower: Any = SimpleNamespace(rows=lambda part: part.source)
+
+    def types(*chunks: Chunk, begins: list[int]) -> list[int]:
+        found = row_inputs(tower, chunks, begins, widths)
+        assert set(found) == {TYPES, ROWS, CHOSEN}
+        return [*found[TYPES]]
+
+    # The last one of an image, given twice, and a text: none is told anything.
+    last, text = Chunk([5], 6, [0], embedded=[image]), Chunk([5] * 3, 0, [1])
+    assert types(last, text, begins=[0, 2, 5]) == []
+    rest = Chunk([5] * 4, 4, [2], embedded=[image])
+    assert types(last, text, rest, begins=[0, 2, 5, 9]) == [0] * 5 + [1, 1, 1, 0]
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served("gemma3", tmp_path_factory.mktemp("gemma") / "model")
+
+
+def test_prompts_far_beyond_a_window_are_answered_as_generate_does(gemma: Served) -> None:
+    counts = (1, 4, 0, 2, 3, 1, 0, 4)
+    words = "and what else is there to be seen in all of it?"
+    asked = [
+        gemma.ask(*range(number, number + count), question=words[: 6 * number])
+        for number, count in enumerate(counts)
+    ]
+    for most in (5, 40):
+        engine, _ = gemma.engine(most=most)
+        together = [each.begin() for each in asked]
+        for each in together:
+            engine.admit(each)
+        finish(engine)
+        assert [each.token_ids for each in together] == [each.expected for each in asked]
+
+
+def test_who_lost_its_pages_before_an_image_reads_it_again(gemma: Served) -> None:
+    asked, longest = gemma.ask(1, 2), gemma.ask(3, 4, 5)
+    room = -(-(len(longest.ids) + LENGTH) // 32) * 32
+    # Two begin, and there is no room for both of them to end.
+    engine, _ = gemma.engine(most=16, tokens=room)
+    lower, upper = asked.begin(priority_class=1), longest.begin(priority_class=-1)
+    engine.admit(lower)
+    engine.step()
+    engine.step()
+    assert not lower.token_ids, "it is in the middle of its prompt"
+    engine.admit(upper)
+    engine.step()
+    assert (engine.live, engine.waiting) == (1, 1)
+    finish(engine)
+    assert lower.token_ids == asked.expected
+    assert upper.token_ids == longest.expected
+
+
+def test_images_longer_than_a_window_are_refused(tmp_path: Path) -> None:
+    folder = save_seeing("gemma3", tmp_path / "source")
+    look_back(folder, 24)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with pytest.raises(UnservedError, match=r"24 tokens, and an image has 25.*max_images=0"):
+        try_small(config, sees=True)
+
+
 @pytest.mark.long
 def test_images_that_alone_exceed_the_context_are_refused_before_they_are_processed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -222,7 +308,7 @@ def test_images_that_alone_exceed_the_context_are_refused_before_they_are_proces
 
 @pytest.mark.long
 def test_a_build_for_text_says_which_plugin_reads_the_images(tmp_path: Path) -> None:
-    source = save_seeing("gemma3", tmp_path / "source")
+    source = save_seeing("gemma4", tmp_path / "source")
     reports: list[str] = []
     spec = BuildSpec("openvino", str(source), output=tmp_path / "repository")
     build_spec(spec, report=reports.append)
