@@ -23,6 +23,8 @@ from llmserve_openvino.own_attention import OwnAttention, repeated
 from llmserve_openvino.recurrent_layers import Recurrence
 
 ATTENTION = "llmserve_openvino"
+_HEARS = "audio_config"
+"""The part of a configuration for sounds."""
 _UNEQUAL = "has layers of different numbers of heads"
 
 
@@ -172,8 +174,10 @@ def replaced(model: Any) -> Iterator[None]:
     # Numbers to add, and not what may be looked at: OpenVINO finds windows only there.
     AttentionMaskInterface.register(ATTENTION, AttentionMaskInterface()["eager"])
     own = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
+    # What hears computes its attention itself alone, and no trace has it.
+    parts = ["", *(name for name in model.config.sub_configs if name != _HEARS)]
+    model.set_attn_implementation(dict.fromkeys(parts, ATTENTION))
     try:
         yield
     finally:
-        model.set_attn_implementation(own)
+        model.set_attn_implementation(dict.fromkeys(parts, own))
