@@ -16,6 +16,7 @@ from llmserve.runtime import Chunk, Embedded, ImageTower, deep_layers, seeing_ki
 from llmserve.runtime.causal import off_by, pages_of, random_texts, scores
 from llmserve_openvino.passes import PAGE_SIZE
 from llmserve_openvino.runner import make_runner
+from llmserve_openvino.seen_inputs import sees_ahead
 
 _SCORED = 0.25
 """The share of a comparison after which only the model's own answers are left."""
@@ -69,16 +70,26 @@ def seen_difference(model: Any, stored: StoredWeights, converted: Any) -> float:
         rows = model.get_input_embeddings()(ids)[0, :count] * 1.5
         levels = [rows.roll(level + 1, 0) for level in range(1 + deep_layers(model.config))]
         places = np.array(_PLACES) if kind and kind.is_grid else None
-        is_whole = kind is not None and kind.is_whole
-        embedded = Embedded(_SEEN.start, count, b"", None, is_whole=is_whole, positions=places)
+        ahead = sees_ahead(model.config)
+        embedded = Embedded(
+            _SEEN.start,
+            count,
+            b"",
+            None,
+            is_whole=ahead is not None,
+            positions=places,
+            in_windows=ahead == "windows",
+        )
         tower.keep(embedded, torch.cat(levels, dim=-1))
         chunk = Chunk(text, 0, [0], len(text), embedded=[embedded])
         inputs = tower.inputs([chunk], ids)
         if (positions := chunk.positions()) is not None:
             inputs["position_ids"] = torch.from_numpy(positions)[:, None]
-        if is_whole:
-            inputs["token_type_ids"] = torch.zeros_like(ids)
-            inputs["token_type_ids"][0, _SEEN] = 1
+        if ahead:
+            # Gemma 3 calls it otherwise than Gemma 4.
+            name = "token_type_ids" if ahead == "all" else "mm_token_type_ids"
+            inputs[name] = torch.zeros_like(ids)
+            inputs[name][0, _SEEN] = 1
         expected = model(**inputs).logits[0]
     runner = make_runner(converted.clone(), _EXACT, cache_tokens=PAGE_SIZE, embeds=tower)
     logits = runner.run([chunk])

@@ -4,15 +4,16 @@ A converted model has the table of tokens inside. The rows are put behind those 
 the table, and each of its tokens chooses one of all. A model of text alone stays as it is.
 
 Some models are traced with more inputs (:mod:`llmserve_openvino.seen_inputs`), which each of their
-passes is given. The tokens of an image may see each other (Gemma 3): attention over pages is told
-of each token whether it stands for one.
+passes is given. The tokens of an image may see each other (Gemma): attention over pages is told of
+each token whether it stands for one.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,12 +30,25 @@ AXES = 3
 """On how many axes the tokens of an image have a position."""
 TYPES = "llmserve_token_types"
 """The input with which tokens see all that are beside one another and are of it too."""
-_SCALED, _AHEAD = ["llmserve", "scaled_rows"], ["llmserve", "sees_ahead"]
-"""Where a model of OpenVINO has that what it reads of its table is multiplied by a number, and that
-the tokens of an image see each other."""
-_OPERATION, _TYPES_INPUT = "PagedAttentionExtension", 25
-# What may be between the tokens and their table.
-_BETWEEN = {"Convert", "Reshape", "Squeeze", "Unsqueeze"}
+_PLACE = ["llmserve", "rows"]
+"""Where a model of OpenVINO has its :class:`RowTable`."""
+_OPERATION, _WINDOW_INPUT, _TYPES_INPUT = "PagedAttentionExtension", 10, 25
+# What may be between the tokens and their table, and the inputs with which it reads tokens.
+_BETWEEN = {
+    "Convert": (0,), "Reshape": (0,), "Squeeze": (0,), "Unsqueeze": (0,), "Select": (1, 2),
+}  # fmt: skip
+Ahead = Literal["all", "windows"]
+
+
+class RowTable(NamedTuple):
+    """The table in whose place a model reads rows that stand for an image."""
+
+    module: str
+    """Its name in the model, where layers may have tables of their own; else none."""
+    is_scaled: bool
+    """Whether what is read of it is multiplied by a number, and the rows are not."""
+    ahead: Ahead | None
+    """In which layers the tokens of an image see each other: in all, or those with a window."""
 
 
 class Embeds(Protocol):
@@ -49,17 +63,24 @@ class Embeds(Protocol):
         and after it what each of the first layers adds, if they add anything."""
 
 
-def tell_rows(model: Any, *, scaled: bool, ahead: bool) -> None:
+def tell_rows(model: Any, table: RowTable | None) -> None:
     """Keep in a model of OpenVINO how it reads rows that stand for an image."""
-    for is_so, place in ((scaled, _SCALED), (ahead, _AHEAD)):
-        if is_so:
-            model.set_rt_info("yes", place)
+    if table:
+        model.set_rt_info(json.dumps(table), _PLACE)
 
 
 def take_rows(model: Any) -> None:
     """Have a model whose tokens are in a flat row read embeddings in the place of some of them."""
     ops = ov.opset13
-    found = {table.get_friendly_name(): table for table in _tables(model.input("input_ids"))}
+    # Models that were built before Gemma was read have no such facts, and need none.
+    told = None
+    if model.has_rt_info(_PLACE):
+        told = RowTable(*json.loads(model.get_rt_info(_PLACE).astype(str)))
+    found = {
+        table.get_friendly_name(): table
+        for table in _tables(model.input("input_ids"))
+        if not (told and told.module) or f".{told.module}/" in table.get_friendly_name()
+    }
     if len(found) != 1:
         raise IncompatibleError(
             f"the model reads its tokens from {len(found)} tables, and an image would have to be "
@@ -67,7 +88,7 @@ def take_rows(model: Any) -> None:
             hint="serve it with the plugin hf",
         )
     table = next(iter(found.values())).output(0)
-    if model.has_rt_info(_SCALED):
+    if told and told.is_scaled:
         # A tower makes its rows as large as those are then.
         table = _product(table)
     readers = table.get_target_inputs()
@@ -83,14 +104,24 @@ def take_rows(model: Any) -> None:
     for reader in readers:
         reader.replace_source_output(shaped)
     model.add_parameters([rows, chosen])
-    if model.has_rt_info(_AHEAD):
-        types = ops.parameter([-1], ov.Type.i32, name=TYPES)
-        types.output(0).get_tensor().set_names({TYPES})
-        for operation in model.get_ops():
-            if operation.get_type_name() == _OPERATION:
-                operation.input(_TYPES_INPUT).replace_source_output(types.output(0))
-        model.add_parameters([types])
+    if told and told.ahead:
+        model.add_parameters([_see_ahead(model, told.ahead)])
     model.validate_nodes_and_infer_types()
+
+
+def _see_ahead(model: Any, ahead: Ahead) -> Any:
+    """Return an input by which attention is told which tokens of an image see each other."""
+    ops = ov.opset13
+    types = ops.parameter([-1], ov.Type.i32, name=TYPES)
+    types.output(0).get_tensor().set_names({TYPES})
+    for operation in model.get_ops():
+        if operation.get_type_name() != _OPERATION:
+            continue
+        window = operation.input_value(_WINDOW_INPUT).get_node()
+        is_far = window.get_type_name() == "Constant" and not window.data.any()
+        if ahead == "all" or not is_far:
+            operation.input(_TYPES_INPUT).replace_source_output(types.output(0))
+    return types
 
 
 def _product(table: Any) -> Any:
@@ -114,7 +145,7 @@ def _tables(source: Any) -> Iterator[Any]:
         kind = node.get_type_name()
         if kind == "Gather" and reader.get_index() == 1:
             yield node
-        elif kind in _BETWEEN and reader.get_index() == 0:
+        elif reader.get_index() in _BETWEEN.get(kind, ()):
             yield from _tables(node.output(0))
 
 

@@ -16,6 +16,7 @@ from llmserve.runtime import (
     DEFAULT_ADAPTER_MB,
     Adapters,
     DraftModel,
+    Embedded,
     Engine,
     Generation,
     Guesser,
@@ -24,6 +25,7 @@ from llmserve.runtime import (
     Lora,
     ProductShapes,
     PromptLookup,
+    RequestError,
     SeenPrompt,
     StateRunner,
     Tokenizer,
@@ -86,7 +88,11 @@ class OpenVinoGenerator:
     def read_images(self, text: str, urls: Sequence[str]) -> SeenPrompt:
         """Return a conversation and the parts of its images that its tokens stand for."""
         seen = self._processor.read(text, urls)
-        parts = embedded_parts(self._sight.config, seen.ids, seen.images) if self._sight else ()
+        if not self._sight:
+            return replace(seen, images=())
+        parts = embedded_parts(self._sight.config, seen.ids, seen.images)
+        if any(part.in_windows for part in parts):
+            _check_windows(parts, self._sight.config.get_text_config().sliding_window)
         return replace(seen, images=parts)
 
     def stepper(self, tokenizer: Tokenizer) -> Engine:
@@ -158,6 +164,19 @@ class OpenVinoGenerator:
             )
         lookup = self._settings["prompt_lookup"]
         return PromptLookup(lookup) if lookup else None
+
+
+def _check_windows(parts: Sequence[Embedded], window: int) -> None:
+    """Refuse an image whose tokens see each other, and of which not all are within a window.
+
+    OpenVINO lets each see all others nonetheless (2026.4.1).
+    """
+    if (most := max(part.count for part in parts)) > window:
+        raise RequestError(
+            f"an image has {most} tokens, more than the {window} of the model's window",
+            code="invalid_value",
+            param="image_url",
+        )
 
 
 def _properties(settings: Mapping[str, Any]) -> dict[str, Any]:

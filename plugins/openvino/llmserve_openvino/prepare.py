@@ -97,7 +97,7 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
     source = context.source
     is_converted = (source.path / _MODEL).is_file()
     sees = not is_converted and sees_images(source) and not is_for_text(context)
-    if sees and embeds_images(source.config(), wholes=True, grids=True):
+    if sees and embeds_images(source.config(), wholes=True, grids=True, layers=True):
         if found := quantised_in(source.path):
             raise UnservedError(
                 f"openvino cannot serve {source.asked}: it reads images, and is quantised ({found})"
@@ -105,8 +105,7 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
         return True, _place_processor(context, take_images(context, requires=("torch",)))
     check_causal(source, **allowed(context))
     if sees:
-        by_iterative = embeds_images(source.config(), wholes=True, grids=True, layers=True)
-        note_unread(context, "openvino", instead="iterative" if by_iterative else "hf")
+        note_unread(context, "openvino", instead="hf")
     return False, None
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llmserve.runtime import deep_layers, seeing_kind
-from llmserve_openvino.embedded_rows import AXES, DEEPER, SHIFTS
+from llmserve_openvino.embedded_rows import AXES, DEEPER, SHIFTS, Ahead, RowTable
 
 
 class SeenInput(NamedTuple):
@@ -36,19 +36,27 @@ def seen_inputs(config: Any) -> list[SeenInput]:
     return found
 
 
-def scales_rows(model: Any) -> bool:
-    """Whether a model multiplies what it reads of its table before a tower's rows take the place of
-    some: where it does so later, these are multiplied as well."""
-    if seeing_kind(model.config.model_type) is None:
-        return False
+def row_table(model: Any) -> RowTable | None:
+    """Return how a model reads rows in the place of tokens, if it reads images."""
+    kind = seeing_kind(model.config.model_type)
+    if kind is None:
+        return None
     table = model.get_input_embeddings()
-    return type(table).forward is not torch.nn.Embedding.forward
+    name = next(name for name, each in model.named_modules() if each is table)
+    return RowTable(
+        module=name if kind.is_layered else "",
+        is_scaled=type(table).forward is not torch.nn.Embedding.forward,
+        ahead=sees_ahead(model.config),
+    )
 
 
-def sees_ahead(config: Any) -> bool:
-    """Whether the tokens of an image see each other, in all layers."""
+def sees_ahead(config: Any) -> Ahead | None:
+    """Return in which layers the tokens of an image see each other, if in any."""
     kind = seeing_kind(config.model_type)
-    return kind is not None and kind.is_whole
+    if kind is not None and kind.is_whole:
+        return "all"
+    own = getattr(config.get_text_config(), "use_bidirectional_attention", None)
+    return "windows" if kind is not None and own == "vision" else None
 
 
 def shifted(positions: Tensor, given: Mapping[str, Tensor]) -> Tensor:

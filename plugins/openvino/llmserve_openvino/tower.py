@@ -22,6 +22,9 @@ def save_tower(source: Path, target: Path, *, pickle: bool) -> int:
     Weights stay in the type that the checkpoint says.
     """
     config = AutoConfig.from_pretrained(source, local_files_only=True)
+    if hasattr(config, "audio_config"):
+        # Sounds are not read.
+        config.audio_config = None
     _without_text(config.get_text_config())
     tower = AutoModelForImageTextToText.from_pretrained(
         source,
@@ -38,6 +41,8 @@ def save_tower(source: Path, target: Path, *, pickle: bool) -> int:
 
 def _without_text(config: Any) -> None:
     count = config.num_hidden_layers
+    if getattr(config, "per_layer_config", None):
+        config.per_layer_config = None
     for name, value in [*vars(config).items()]:
         if isinstance(value, (list, tuple)) and len(value) == count:
             setattr(config, name, [])

@@ -23,14 +23,7 @@ from llmserve_openvino.compare import window
 from llmserve_openvino.embedded_rows import tell_rows
 from llmserve_openvino.own_attention import OwnAttention, tell
 from llmserve_openvino.recurrent_layers import STATE, Recurrence, keeps_states, state_extensions
-from llmserve_openvino.seen_inputs import (
-    SeenInput,
-    deepened,
-    scales_rows,
-    seen_inputs,
-    sees_ahead,
-    shifted,
-)
+from llmserve_openvino.seen_inputs import SeenInput, deepened, row_table, seen_inputs, shifted
 from llmserve_openvino.state_tables import ROWS, TABLE
 from llmserve_openvino.workarounds import forget_traces
 
@@ -177,7 +170,7 @@ def _convert(model: Any, stored: StoredWeights) -> Any:
     if cache.own is not None:
         tell(converted, cache.own.layers)
     tell_caps(converted, cache.caps)
-    tell_rows(converted, scaled=scales_rows(model), ahead=sees_ahead(model.config))
+    tell_rows(converted, row_table(model))
     return converted
 
 

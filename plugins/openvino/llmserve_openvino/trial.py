@@ -86,9 +86,11 @@ def _check_windows(config: Any) -> None:
     OpenVINO lets each see all others nonetheless (2026.4.1).
     """
     back = window(config.get_text_config())
-    if sees_ahead(config) and back and back < config.mm_tokens_per_image:
+    # Gemma 4's depend on the image: each is looked at when it comes.
+    count = getattr(config, "mm_tokens_per_image", 0)
+    if sees_ahead(config) and back and back < count:
         raise UnservedError(
-            f"looks back on {back} tokens, and an image has {config.mm_tokens_per_image}, each of "
-            "which would see all others: max_images=0 builds it for text alone, and the plugin "
-            "iterative reads its images"
+            f"looks back on {back} tokens, and an image has {count}, each of which would see all "
+            "others: max_images=0 builds it for text alone, and the plugin iterative reads its "
+            "images"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +62,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 COUNTS = (1, 2, 0, 3, 1, 0)
 """How many images the prompts have that are asked together."""
+LOOKS_BACK = {"gemma3": 30, "gemma4_moe": 70}
+"""Windows that are as long as the longest image, where its tokens see each other, and hardly
+longer."""
 
 
 def look_back(folder: Path, window: int) -> None:
@@ -76,9 +81,8 @@ class Served(Seeing):
     def __init__(self, family: str, folder: Path) -> None:
         super().__init__(save_seeing(family, folder))
         self.family = family
-        if family == "gemma3":
-            # An image of its has 25 tokens.
-            look_back(folder, 30)
+        if family in LOOKS_BACK:
+            look_back(folder, LOOKS_BACK[family])
         model = load(folder, loader=LOADER)
         self.stored, self.traced = StoredWeights(model), model
         self.graph = convert(model, self.stored)
@@ -98,9 +102,15 @@ class Served(Seeing):
         return engine, tower
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Served]:
+    """What makes the model of a family, once."""
+    return lru_cache(lambda family: Served(family, tmp_path_factory.mktemp(family) / "model"))
+
+
 @pytest.fixture(scope="module", params=sorted({**AS_TEXTS, **IN_GRIDS, "gemma3": None}))
-def served(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return Served(request.param, tmp_path_factory.mktemp(request.param) / "model")
+def served(request: Any, made: Callable[[str], Served]) -> Served:
+    return made(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +204,7 @@ def test_a_converted_model_is_compared_where_tokens_stand_for_an_image(
         *([SHIFTS] if served.family in IN_GRIDS else []),
         *([DEEPER] if served.family == "qwen3_vl" else []),
     }
-    ahead = [TYPES] if served.family == "gemma3" else []
-    for name in (ROWS, *traced, *ahead):
+    for name in (ROWS, *traced):
         with monkeypatch.context() as patch:
             patch.setattr("llmserve_openvino.runner.row_inputs", leave_out(name))
             assert off() > 0.02
@@ -242,9 +251,9 @@ def test_a_token_that_comes_alone_sees_none_that_follow_it() -> None:
     assert types(last, text, rest, begins=[0, 2, 5, 9]) == [0] * 5 + [1, 1, 1, 0]
 
 
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return Served("gemma3", tmp_path_factory.mktemp("gemma") / "model")
+@pytest.fixture(scope="module", params=["gemma3", "gemma4", "gemma4_moe"])
+def gemma(request: Any, made: Callable[[str], Served]) -> Served:
+    return made(request.param)
 
 
 def test_prompts_far_beyond_a_window_are_answered_as_generate_does(gemma: Served) -> None:
@@ -254,13 +263,29 @@ def test_prompts_far_beyond_a_window_are_answered_as_generate_does(gemma: Served
         gemma.ask(*range(number, number + count), question=words[: 6 * number])
         for number, count in enumerate(counts)
     ]
-    for most in (5, 40):
-        engine, _ = gemma.engine(most=most)
-        together = [each.begin() for each in asked]
-        for each in together:
-            engine.admit(each)
-        finish(engine)
-        assert [each.token_ids for each in together] == [each.expected for each in asked]
+    engine, tower = gemma.engine(most=40)
+    together = [each.begin() for each in asked]
+    for each in together:
+        engine.admit(each)
+    finish(engine)
+    assert [each.token_ids for each in together] == [each.expected for each in asked]
+    # Another question about the same images.
+    count = tower.computed
+    found = answer(engine, gemma.ask(*range(1, 5), question="and then?"))
+    assert tower.computed == count
+    assert (found.cached_tokens or 0) >= asked[1].parts[-1].start // 32 * 32
+
+
+def test_a_converted_gemma_is_compared_where_the_tokens_of_an_image_see_each_other(
+    gemma: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off() -> float:
+        return seen_difference(gemma.traced, gemma.stored, gemma.graph)
+
+    assert off() < 0.001
+    if gemma.family != "gemma4":
+        monkeypatch.setattr(Chunk, "wholes", lambda _: [])
+        assert off() > 0.02
 
 
 def test_who_lost_its_pages_before_an_image_reads_it_again(gemma: Served) -> None:
@@ -307,12 +332,50 @@ def test_images_that_alone_exceed_the_context_are_refused_before_they_are_proces
 
 
 @pytest.mark.long
-def test_a_build_for_text_says_which_plugin_reads_the_images(tmp_path: Path) -> None:
-    source = save_seeing("gemma4", tmp_path / "source")
+def test_a_build_for_text_says_which_plugin_reads_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_seeing("llava", tmp_path / "source")
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }  # fmt: skip
+    text = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 200}
+    text |= {"intermediate_size_mlp": 48, "num_local_experts": 2}
+    vision = {**sizes, "image_size": 16, "patch_size": 4, "intermediate_size": 128}
+    config = transformers.Llama4Config(text_config=text, vision_config=vision)
+    # Beside the tokenizer, and with a processor that is never loaded.
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(source)
     reports: list[str] = []
+
+    def convert_nothing(*_: Any, **options: Any) -> Any:
+        assert not options["sees"]
+        raise UnservedError("this was enough")
+
+    monkeypatch.setattr("llmserve_openvino.prepare._place_or_convert", convert_nothing)
     spec = BuildSpec("openvino", str(source), output=tmp_path / "repository")
-    build_spec(spec, report=reports.append)
-    assert any(each.endswith("served for text alone; iterative reads them") for each in reports)
+    with pytest.raises(UnservedError, match="this was enough"):
+        build_spec(spec, report=reports.append)
+    assert any(each.endswith("served for text alone; hf reads them") for each in reports)
+
+
+@pytest.mark.long
+def test_a_gemma_4_is_built_and_refuses_images_longer_than_its_window(tmp_path: Path) -> None:
+    source = save_seeing("gemma4_moe", tmp_path / "source")
+    # Of the four images, the second has the most tokens.
+    look_back(source, 64)
+    built = llmserve.build("openvino", str(source), output=tmp_path / "repository")
+    settings = built.manifest.components["generator"]["settings"]
+    generator = OpenVinoGenerator(settings, built.folder / "1")
+    small, large = (data_url(picture(seed, *size)) for seed, size in ((0, (24, 16)), (1, (16, 40))))
+    with pytest.raises(RequestError, match="an image has 65 tokens, more than the 64") as caught:
+        generator.read_images("look <image> <image>", [small, large])
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "image_url")
+    seen = generator.read_images("look 0:<image> what?", [small])
+    expected = Seeing(source).ask(0)
+    assert seen.ids == expected.ids
+    answer(generator.stepper(ByteTokenizer()), replace(expected, parts=seen.images))
 
 
 @pytest.mark.long

@@ -133,7 +133,7 @@ def test_each_kind_of_model_gives_the_answers_of_generate(
         assert list(texts) == expected
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "gemma4", "qwen3_vl"])
 def test_a_model_that_reads_images_answers_as_by_hf(
     triton: LiveTriton, tmp_path_factory: pytest.TempPathFactory, family: str
 ) -> None:
