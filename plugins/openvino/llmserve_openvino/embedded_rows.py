@@ -33,6 +33,8 @@ TYPES = "llmserve_token_types"
 _PLACE = ["llmserve", "rows"]
 """Where a model of OpenVINO has its :class:`RowTable`."""
 _OPERATION, _WINDOW_INPUT, _TYPES_INPUT = "PagedAttentionExtension", 10, 25
+_LEAST_AHEAD = (2026, 3)
+"""Since which version of OpenVINO attention does what it is told of token types."""
 # What may be between the tokens and their table, and the inputs with which it reads tokens.
 _BETWEEN = {
     "Convert": (0,), "Reshape": (0,), "Squeeze": (0,), "Unsqueeze": (0,), "Select": (1, 2),
@@ -111,6 +113,13 @@ def take_rows(model: Any) -> None:
 
 def _see_ahead(model: Any, ahead: Ahead) -> Any:
     """Return an input by which attention is told which tokens of an image see each other."""
+    version = ov.get_version()
+    if tuple(int(number) for number in version.split(".")[:2]) < _LEAST_AHEAD:
+        raise IncompatibleError(
+            "images are read with this model by OpenVINO 2026.3 or later, which has their tokens "
+            f"see each other; this is {version.partition('-')[0]}",
+            hint="install it, or build the model for text alone with --set max_images=0",
+        )
     ops = ov.opset13
     types = ops.parameter([-1], ov.Type.i32, name=TYPES)
     types.output(0).get_tensor().set_names({TYPES})

@@ -306,6 +306,14 @@ def test_who_lost_its_pages_before_an_image_reads_it_again(gemma: Served) -> Non
     assert upper.token_ids == longest.expected
 
 
+def test_an_older_openvino_that_would_read_an_image_otherwise_is_refused(
+    made: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openvino.get_version", lambda: "2026.2.0-21903-abc-releases/2026/2")
+    with pytest.raises(IncompatibleError, match=r"2026\.3 or later, .*; this is 2026\.2\.0: "):
+        made("gemma3").engine()
+
+
 def test_images_longer_than_a_window_are_refused(tmp_path: Path) -> None:
     folder = save_seeing("gemma3", tmp_path / "source")
     look_back(folder, 24)
