@@ -52,6 +52,7 @@ from llmserve.builder.reading import read_object as read_object
 from llmserve.builder.seeing import IMAGE_OPTIONS as IMAGE_OPTIONS
 from llmserve.builder.seeing import checked_processor as checked_processor
 from llmserve.builder.seeing import is_for_text as is_for_text
+from llmserve.builder.seeing import lacks_adapter as lacks_adapter
 from llmserve.builder.seeing import note_unread as note_unread
 from llmserve.builder.seeing import place_seeing_model as place_seeing_model
 from llmserve.builder.seeing import seeing_files as seeing_files

@@ -57,7 +57,7 @@ ADAPTER_OPTIONS = (
 def check_adapters(options: Mapping[str, Any], report: Callable[[str], None]) -> list[Lora]:
     """Refuse adapters that no model could have, before a long build; those on the hub come here."""
     found = []
-    for name, source in _named(str(options.get(ADAPTER_OPTIONS[0].name, ""))).items():
+    for name, source in named_adapters(options).items():
         folder = locate_adapter(source, report)
         _check_files(folder)
         with _refusing(name):
@@ -88,7 +88,7 @@ def place_adapters(context: BuildContext, runtime: str, settings: Mapping[str, A
 
     ``runtime`` is the generator's, whose ``adapter_shapes`` says to what adapters may add.
     """
-    named = _named(str(context.options[ADAPTER_OPTIONS[0].name]))
+    named = named_adapters(context.options)
     # A server that runs has to find it when the first one is added.
     (context.folder / ADAPTERS).mkdir(parents=True, exist_ok=True)
     if not named:
@@ -163,6 +163,11 @@ def _generator(model: Model) -> Mapping[str, Any]:
 def _built_from(model: Model) -> str:
     source = model.manifest.source if model.manifest else {}
     return str(source.get("id") or source.get("folder") or source.get("file") or source.get("kind"))
+
+
+def named_adapters(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the adapters are that a build's options name."""
+    return _named(str(options.get(ADAPTER_OPTIONS[0].name, "")))
 
 
 def _named(text: str) -> dict[str, str]:

@@ -13,6 +13,9 @@ from typing import Any
 IMAGE_LIMITS = "image_limits"
 """What a generator's settings call the limits of images; those of a model of text have none."""
 
+IMAGE_ADAPTER = "image_adapter"
+"""What a generator's settings call the adapter of all requests with images, if there is one."""
+
 MAX_IMAGES = 8
 """How many images a request may have, unless the model's build says otherwise."""
 MAX_IMAGE_MB = 20

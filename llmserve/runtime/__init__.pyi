@@ -86,10 +86,10 @@ from llmserve.runtime.protocols import strings as strings
 from llmserve.runtime.torch.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
 from llmserve.runtime.torch.image_processor import ImageProcessor as ImageProcessor
 from llmserve.runtime.torch.image_tower import ImageTower as ImageTower
-from llmserve.runtime.torch.image_tower import deep_layers as deep_layers
 from llmserve.runtime.torch.image_tower import embedded_parts as embedded_parts
-from llmserve.runtime.torch.image_tower import embeds_images as embeds_images
-from llmserve.runtime.torch.image_tower import seeing_kind as seeing_kind
 from llmserve.runtime.torch.linear import speed_up as speed_up
 from llmserve.runtime.torch.lora import LoraProducts as LoraProducts
 from llmserve.runtime.torch.lora import lora_products as lora_products
+from llmserve.runtime.torch.seeing_kinds import deep_layers as deep_layers
+from llmserve.runtime.torch.seeing_kinds import embeds_images as embeds_images
+from llmserve.runtime.torch.seeing_kinds import seeing_kind as seeing_kind

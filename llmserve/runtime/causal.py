@@ -12,7 +12,9 @@ from llmserve.hardware import computes_in
 from llmserve.runtime.location import located
 from llmserve.runtime.torch import freed_memory
 from llmserve.runtime.torch.comparison import off_by, pages_of, random_texts, scores
+from llmserve.runtime.torch.seeing_kinds import image_loader
 from llmserve.runtime.torch.small import NEAR, small_model
+from llmserve.runtime.torch.workarounds import mend
 
 if TYPE_CHECKING:
     import torch
@@ -36,14 +38,10 @@ def try_imports(settings: Mapping[str, Any], folder: Path, *, loader: str = "") 
     import transformers
 
     location, options = located(settings, folder)
-    try:
-        options = {**options, "local_files_only": True}
-        config, _ = transformers.PretrainedConfig.get_config_dict(location, **options)
-    except (OSError, ValueError):
-        # That the model's files can be read is checked elsewhere.
-        config = {}
+    config = _config(location, {**options, "local_files_only": True})
+    loader = loader or _loader(settings, config)
     # Code that ships with the model has classes of its own.
-    for name in (loader or _loader(settings), *(config.get("architectures") or ())):
+    for name in (loader, *(config.get("architectures") or ())):
         if name in dir(transformers):
             getattr(transformers, name)
 
@@ -62,23 +60,39 @@ def load(settings: Mapping[str, Any], folder: Path, *, loader: str = "") -> Any:
     import transformers
 
     location, options = located(settings, folder)
+    loader = loader or _loader(settings, _config(location, options))
     device = settings["device"]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with freed_memory.returned():
-        model = getattr(transformers, loader or _loader(settings)).from_pretrained(
+        model = getattr(transformers, loader).from_pretrained(
             location,
             dtype=_dtype(settings["dtype"], device, location, options),
             device_map="balanced" if device == "balanced" else {"": device},
             use_safetensors=None if settings.get("pickle") else True,
             **options,
         )
+    mend(model)
     return model.eval()
 
 
-def _loader(settings: Mapping[str, Any]) -> str:
+def _config(location: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a model's configuration has; nothing if it cannot be read, which is checked
+    elsewhere."""
+    import transformers
+
+    try:
+        found, _ = transformers.PretrainedConfig.get_config_dict(location, **options)
+    except (OSError, ValueError):
+        return {}
+    config: Mapping[str, Any] = found
+    return config
+
+
+def _loader(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return the class of transformers that loads a model of a build's settings."""
-    return "AutoModelForImageTextToText" if IMAGE_LIMITS in settings else "AutoModelForCausalLM"
+    sees = IMAGE_LIMITS in settings
+    return image_loader(config.get("model_type") or "") if sees else "AutoModelForCausalLM"
 
 
 def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) -> torch.dtype | str:

@@ -85,6 +85,8 @@ class SeenPrompt:
     """Those of the text, with the tokens that stand for the images."""
     images: Any
     """What the generator computes the images from; it finds this in ``Generation.images``."""
+    adapter: str = ""
+    """The adapter that a request with images is answered with, if there is one."""
 
 
 class Generator(Protocol):

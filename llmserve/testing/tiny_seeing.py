@@ -18,6 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from llmserve.runtime import Embedded, Generation, embedded_parts
 from llmserve.runtime.torch.processor import load_processor
+from llmserve.runtime.torch.seeing_kinds import image_loader
+from llmserve.runtime.torch.workarounds import mend
 from llmserve.testing.fake import generation
 
 CONTEXT = 512
@@ -48,6 +50,7 @@ _GEMMA4_MARKS = {
     # The processor itself adds it, where a tokenizer has none.
     "video_token": "<|video|>",
 }  # fmt: skip
+_PHI4_MARKS = {"image_token": IMAGE_MARK, "audio_token": "<|audio|>"}
 # Other families have these among the special tokens that all have.
 _MARKS: Mapping[str, Mapping[str, str]] = {
     "gemma3": {
@@ -58,6 +61,7 @@ _MARKS: Mapping[str, Mapping[str, str]] = {
     "qwen2_vl": _QWEN_MARKS,
     "qwen2_5_vl": _QWEN_MARKS,
     "qwen3_vl": _QWEN_MARKS,
+    "phi4_multimodal": _PHI4_MARKS,
 }  # fmt: skip
 _SIZES = ((24, 16), (16, 40), (33, 33), (20, 9))
 _VISION = {**_LAYERS, "image_size": 16, "patch_size": 4}
@@ -93,11 +97,13 @@ def save_seeing(family: str, folder: Path, **layers: Any) -> Path:
     )  # fmt: skip
     config, processor = _SAVED[family](text, {**_VISION, **layers}, tokenizer)
     torch.manual_seed(5)
-    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    loader = getattr(transformers, image_loader(config.model_type))
+    model = loader.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.mul_(6)
+                # Some towers begin so wide that all images are much the same to the text.
+                parameter.mul_(6 if parameter.std() < 0.5 else 0.12)
                 # What leads from images to texts begins with nothing in some, and where patches are
                 # with the same everywhere.
                 if parameter.min() == parameter.max():
@@ -363,6 +369,40 @@ def _qwen3_vl(text: Any, layers: Mapping[str, Any], tokenizer: Any) -> tuple[Any
     return _grids("Qwen3VL", text, tokenizer, vision, looks_back=None)
 
 
+def _phi4(text: Any, layers: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any]:
+    """Return a model that sees an overview and up to six crops of an image, and hears too."""
+    image, sound = tokenizer.convert_tokens_to_ids([*_PHI4_MARKS.values()])
+    heard = {
+        "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2,
+        "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 4,
+    }  # fmt: skip
+    side = layers["image_size"]
+    config = transformers.Phi4MultimodalConfig(
+        **{name: getattr(text, name) for name in _SHARED},
+        vision_config={**layers, "crop_size": side, "image_token_id": image},
+        audio_config={**heard, "audio_token_id": sound},
+    )
+    images = {
+        "image_processor_type": "Phi4MultimodalImageProcessor", "dynamic_hd": 6,
+        "size": {"height": side, "width": side}, "patch_size": layers["patch_size"],
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 255, "resample": 3,
+        "do_rescale": True, "do_normalize": True, "do_convert_rgb": True,
+        "feature_extractor_type": "Phi4MultimodalFeatureExtractor",
+    }  # fmt: skip
+    return config, _HubProcessor("Phi4MultimodalProcessor", _Written(images), tokenizer)
+
+
+@dataclass
+class _Written:
+    """A part of a processor that cannot be made here, as its file has it."""
+
+    content: Mapping[str, Any]
+
+    def save_pretrained(self, folder: Path) -> None:
+        file = folder / "preprocessor_config.json"
+        file.write_text(json.dumps(self.content), encoding="utf-8")
+
+
 _Made = Callable[[Any, Mapping[str, Any], Any], tuple[Any, Any]]
 AS_TEXTS: Mapping[str, _Made] = {"llava": _llava, "idefics3": _idefics3}
 """Those that attend to an image as to a text."""
@@ -372,6 +412,7 @@ IN_GRIDS: Mapping[str, _Made] = {
 """Those whose tokens of an image have several positions each."""
 FAMILIES: Mapping[str, _Made] = {
     **AS_TEXTS, "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_moe": _gemma4_moe, **IN_GRIDS,
+    "phi4_multimodal": _phi4,
 }  # fmt: skip
 _SAVED: Mapping[str, _Made] = {**FAMILIES, "llava_next": _llava_next}
 
@@ -412,7 +453,9 @@ class Seeing:
     folder: Path
 
     def load(self) -> Any:
-        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
+        kind = transformers.AutoConfig.from_pretrained(self.folder).model_type
+        model = getattr(transformers, image_loader(kind)).from_pretrained(self.folder).eval()
+        mend(model)
         # Without an end token.
         model.generation_config = transformers.GenerationConfig(pad_token_id=0)
         return model

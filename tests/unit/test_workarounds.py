@@ -10,10 +10,11 @@ import pytest
 from llmserve import client, server
 from llmserve.builder import gguf
 from llmserve.contract.workaround import Workaround
+from llmserve.runtime import torch
 
 ROWS = {
     (package, name): row
-    for package in (client.__name__, server.__name__, gguf.__name__)
+    for package in (client.__name__, server.__name__, gguf.__name__, torch.__name__)
     for name, row in vars(import_module(f"{package}.workarounds")).items()
     if isinstance(row, Workaround)
 }

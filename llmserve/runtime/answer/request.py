@@ -187,6 +187,7 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
         if params.image_url and read_images:
             seeing: Any = tokenizer
             seen = read_images(seeing.render_chat(read, **kwargs), params.image_url)
+            params = _with_adapter(params, seen.adapter)
             return Prompt(text, [*seen.ids], params, images=seen.images)
         # Only a tokenizer that declares template options gets any.
         encode_chat: Any = tokenizer.encode_chat
@@ -202,6 +203,15 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     if not ids:
         raise _empty("text_input has no tokens")
     return Prompt(text, ids, params)
+
+
+def _with_adapter(params: Params, adapter: str) -> Params:
+    """Return the parameters of a request that is answered with an adapter, if with any."""
+    if not adapter or params.adapter == adapter:
+        return params
+    if params.adapter:
+        raise invalid_value("adapter", f"cannot be another than {adapter} beside images")
+    return replace(params, adapter=adapter)
 
 
 def _scored(prompt: Prompt, tokenizer: Tokenizer) -> Prompt:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.images import IMAGE_LIMITS, ImageLimits
+from llmserve.contract.images import IMAGE_ADAPTER, IMAGE_LIMITS, ImageLimits
 from llmserve.runtime.answer.images import DecodedImage, ImageReader
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.location import located
@@ -42,6 +42,7 @@ class ImageProcessor:
         """The memory of what was made of images, as long as anybody has it or a part of it."""
         self._holding = threading.Lock()
         self._reader: ImageReader | None = None
+        self._adapter: str = settings.get(IMAGE_ADAPTER, "")
         limits = settings.get(IMAGE_LIMITS)
         if not limits or not limits["images"]:
             return
@@ -140,7 +141,7 @@ class ImageProcessor:
         ids = found["input_ids"][0].tolist()
         tensors = {name: found[name] for name in found if name not in _OF_TEXT}
         self._hold(tensors)
-        return SeenPrompt(ids, tensors)
+        return SeenPrompt(ids, tensors, self._adapter)
 
     def _hold(self, found: Any) -> None:
         """Note the memory of tensors, which some processors have in lists, beside other things."""

@@ -127,7 +127,9 @@ def _products(model: nn.Module) -> dict[str, Any]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+        # What makes embeddings of images and sounds is no part of a pass over rows.
+        and not name.startswith("model.embed_tokens_extend.")
     }
 
 

@@ -19,6 +19,7 @@ from llmserve.plugin import (
     contract,
     hookimpl,
     is_for_text,
+    lacks_adapter,
     place_adapters,
     place_causal_model,
     place_needs,
@@ -73,7 +74,8 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
-    if sees_images(context.source) and not is_for_text(context):
+    sees = sees_images(context.source, causal=True) and not is_for_text(context)
+    if sees and not lacks_adapter(context):
         settings = _place_seeing(context)
     else:
         settings = place_causal_model(context)
@@ -88,7 +90,7 @@ def _place_seeing(context: BuildContext) -> dict[str, Any]:
             f"{context.source.asked} reads images, which goes with no layout yet",
             hint="leave out layout",
         )
-    return place_seeing_model(context)
+    return place_seeing_model(context, runtime=_RUNTIME)
 
 
 def _needs(size: ModelSize, options: Mapping[str, Value]) -> Needs:

@@ -160,7 +160,10 @@ class TransformersGenerator:
             return {}
         device, dtype = self._model.device, self._model.dtype
         return {
-            name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+            # Sums of a mask in 16 bits would be rounded.
+            name: tensor.to(device, dtype)
+            if tensor.is_floating_point() and not name.endswith("_mask")
+            else tensor.to(device)
             for name, tensor in rows[0].generation.images.items()
         }
 

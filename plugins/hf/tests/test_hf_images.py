@@ -19,7 +19,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 import llmserve
 from llmserve.errors import ModelSourceError, OptionError
 from llmserve.runtime import BatchDriver, ImageProcessor, RequestError, TransformersTokenizer
-from llmserve.testing import FakeRequest, make_parts, read_config
+from llmserve.testing import ByteTokenizer, FakeRequest, generation, make_parts, read_config
+from llmserve.testing.tiny_adapters import merged, save_adapter
 from llmserve.testing.tiny_seeing import FAMILIES, Seeing, data_url, picture, save_seeing
 from llmserve_hf.generator import TransformersGenerator
 
@@ -83,22 +84,23 @@ def ask(count: int, **options: Any) -> FakeRequest:
     return FakeRequest({"messages": [json.dumps(messages)]}, **given)
 
 
-def expected(built: Built, count: int) -> tuple[str, int]:
+def expected(built: Built, count: int, adapter: Path | None = None) -> tuple[str, int]:
     """Return what transformers answers, and how many tokens its processor makes of the prompt."""
-    processor = Seeing(built.source).processor
-    model = transformers.AutoModelForImageTextToText.from_pretrained(built.source).eval()
+    processor, model = Seeing(built.source).processor, Seeing(built.source).load()
+    if adapter:
+        model = merged(model, adapter)
     messages, images = conversation(count)
     whole = [
         {**m, "content": [{"type": "text", "text": m["content"]}]}
         if isinstance(m["content"], str) else m
         for m in messages
     ]  # fmt: skip
-    text = processor.apply_chat_template(whole, add_generation_prompt=True)
+    # One class of processors loads without its template.
+    renders = processor if processor.chat_template else processor.tokenizer
+    text = renders.apply_chat_template(whole, add_generation_prompt=True, tokenize=False)
     more = {"images": [images]} if images else {}
     inputs = processor(text=[text], **more, return_tensors="pt", add_special_tokens=False)
     prompt = inputs["input_ids"].shape[1]
-    # Without an end token, as the requests ask for.
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     with torch.inference_mode():
         ids = model.generate(**inputs, do_sample=False, max_new_tokens=LENGTH)
     tokenizer = transformers.AutoTokenizer.from_pretrained(built.source)
@@ -185,7 +187,7 @@ def test_images_wait_for_those_that_take_the_memory(
     processor = ImageProcessor(settings, Path(built.result.folder, "1"), context_length=None)
     urls = [data_url(picture(1)), data_url(picture(2))]
     first = processor.read("<image> <image>", urls)
-    part = first.images["pixel_values"][:1]
+    part = next(each for name, each in first.images.items() if name.endswith("pixel_values"))[:1]
     del first
     with pytest.raises(RequestError, match="take the memory for images") as refused:
         processor.read("<image> <image>", urls)
@@ -289,6 +291,61 @@ def test_a_processor_of_videos_reads_images_without_torchvision(tmp_path: Path, 
     marks = int((read["input_ids"] == processor.tokenizer.image_token_id).sum())
     assert marks == int(read["image_grid_thw"].prod(-1).sum()) // 4
     assert int(read["mm_token_type_ids"].sum()) == marks
+
+
+def test_images_are_read_with_the_adapter_that_is_for_them(tmp_path: Path) -> None:
+    source = save_seeing("phi4_multimodal", tmp_path / "source")
+    vision, other = (
+        save_adapter(tmp_path / name, Seeing(source).model, targets=("qkv_proj",), seed=seed)
+        for seed, name in enumerate(("vision", "other"))
+    )
+    adapters = f"vision={vision},other={other}"
+    output = tmp_path / "repo"
+    built = Built(source, llmserve.build("hf", str(source), output=output, adapters=adapters))
+    together = [
+        ask(1), ask(0), ask(2, adapter="vision"), ask(0, adapter="other"), ask(1, adapter="other")
+    ]  # fmt: skip
+    started(built).execute(together)
+    refused = "adapter cannot be another than vision beside images"
+    assert [request.error for request in together] == [None] * 4 + [refused]
+    assert [(request.text, input_tokens(request)) for request in together[:4]] == [
+        expected(built, 1, vision), expected(built, 0), expected(built, 2, vision),
+        expected(built, 0, other),
+    ]  # fmt: skip
+    assert expected(built, 1) != expected(built, 1, vision)
+
+
+@pytest.mark.parametrize("images", [(1, 2), ()])
+def test_an_answer_goes_on_beyond_the_length_of_longrope(
+    tmp_path: Path, images: tuple[int, ...]
+) -> None:
+    """Then all tokens are computed anew, also those of images."""
+    file = save_seeing("phi4_multimodal", tmp_path / "source") / "config.json"
+    seeing = Seeing(file.parent)
+    asked = seeing.ask(*images)
+    config = json.loads(file.read_text(encoding="utf-8"))
+    factors = {"short_factor": [1.0] * 4, "long_factor": [40.0] * 4}
+    config["rope_parameters"] |= {"rope_type": "longrope", "attention_factor": 1.0, **factors}
+    config["original_max_position_embeddings"] = len(asked.ids) + LENGTH // 2
+    file.write_text(json.dumps(config), encoding="utf-8")
+    ids = torch.tensor([asked.ids])
+    with torch.inference_mode():
+        found = (
+            seeing.load()
+            .generate(
+                ids, **asked.tensors, do_sample=False, max_new_tokens=LENGTH, use_cache=False
+            )[0, len(asked.ids) :]
+            .tolist()
+        )
+    # It turns otherwise in the middle.
+    assert found[: LENGTH // 2] == asked.expected[: LENGTH // 2]
+    assert found != asked.expected
+    result = llmserve.build("hf", str(file.parent), output=tmp_path / "repo", name="seeing")
+    built = Built(file.parent, result)
+    generator = TransformersGenerator(built.settings("generator"), built.folder)
+    row = generation(asked.ids, LENGTH, images=asked.tensors if images else None)
+    generator.generate([row], ByteTokenizer())
+    assert row.token_ids == found
 
 
 def test_what_goes_with_no_images_yet_is_refused(built: Built, tmp_path: Path) -> None:

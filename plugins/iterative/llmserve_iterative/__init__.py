@@ -26,6 +26,7 @@ from llmserve.plugin import (
     draft_context,
     hookimpl,
     is_for_text,
+    lacks_adapter,
     note_unread,
     place_adapters,
     place_model,
@@ -146,13 +147,14 @@ def _place(context: BuildContext) -> Mapping[str, Any]:
     from llmserve.runtime import embeds_images
 
     source = context.source
-    sees = sees_images(source) and not is_for_text(context)
-    if sees and embeds_images(source.config(), wholes=True, grids=True, layers=True):
+    sees = sees_images(source, causal=True) and not is_for_text(context)
+    known = embeds_images(source.config(), wholes=True, grids=True, layers=True, causal=True)
+    if sees and known and not lacks_adapter(context):
         refuse_unserved(context)
-        return place_seeing_model(context)
+        return place_seeing_model(context, runtime=_RUNTIME)
     check_causal(source, **allowed(context))
     refuse_unserved(context)
-    if sees:
+    if sees and not known:
         note_unread(context, "iterative", instead="hf")
     placed = place_model(context)
     place_adapters(context, _RUNTIME, placed)

@@ -216,7 +216,7 @@ class FlatRunner(StoredPages):
     ) -> None:
         AttentionInterface.register(ATTENTION, _attend)
         # A tower has an attention of its own.
-        model.set_attn_implementation({"text_config": ATTENTION} if tower else ATTENTION)
+        model.set_attn_implementation({tower.text_part: ATTENTION} if tower else ATTENTION)
         self._tower = tower
         self.page_count, self.page_size = _page_count(tokens, plan.page_size), plan.page_size
         self._plan, self._model = plan, model

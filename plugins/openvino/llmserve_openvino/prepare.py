@@ -96,7 +96,7 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
     """
     source = context.source
     is_converted = (source.path / _MODEL).is_file()
-    sees = not is_converted and sees_images(source) and not is_for_text(context)
+    sees = not is_converted and sees_images(source, causal=True) and not is_for_text(context)
     if sees and embeds_images(source.config(), wholes=True, grids=True, layers=True):
         if found := quantised_in(source.path):
             raise UnservedError(
@@ -105,7 +105,10 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
         return True, _place_processor(context, take_images(context, requires=("torch",)))
     check_causal(source, **allowed(context))
     if sees:
-        note_unread(context, "openvino", instead="hf")
+        by_iterative = embeds_images(
+            source.config(), wholes=True, grids=True, layers=True, causal=True
+        )
+        note_unread(context, "openvino", instead="iterative" if by_iterative else "hf")
     return False, None
 
 

@@ -39,7 +39,8 @@ def seen_inputs(config: Any) -> list[SeenInput]:
 def row_table(model: Any) -> RowTable | None:
     """Return how a model reads rows in the place of tokens, if it reads images."""
     kind = seeing_kind(model.config.model_type)
-    if kind is None:
+    # One that transformers has among the models of text is converted as such.
+    if kind is None or kind.is_causal:
         return None
     table = model.get_input_embeddings()
     name = next(name for name, each in model.named_modules() if each is table)

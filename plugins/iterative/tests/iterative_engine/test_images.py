@@ -379,6 +379,7 @@ def test_the_processor_of_gemma_is_read_as_it_is_released(gemma: Seeing, tmp_pat
         ("gemma4", "<|audio|>", "a sound"),
         ("gemma4", "<|video|>", "a video"),
         ("qwen2_vl", "<|video_pad|>", "a video"),
+        ("phi4_multimodal", "<|audio|>", "a sound"),
     ],
 )
 def test_a_text_is_refused_that_has_the_mark_of_something_else(
@@ -421,6 +422,8 @@ def test_a_model_whose_images_are_read_in_both_directions_is_told_from_others() 
     assert not embeds_images({"model_type": "qwen2_vl"}, wholes=True)
     assert embeds_images({"model_type": "qwen2_vl", "vision_config": {}}, grids=True)
     assert embeds_images({"model_type": "qwen3_vl"}, grids=True)
+    assert not embeds_images({"model_type": "phi4_multimodal"}, wholes=True, layers=True)
+    assert embeds_images({"model_type": "phi4_multimodal"}, causal=True)
     assert not embeds_images({})
 
 
@@ -429,6 +432,7 @@ def test_a_model_whose_images_are_read_in_both_directions_is_told_from_others() 
     [
         ("llava", "4.57.1", ""), ("gemma3", "4.57.1", "5"), ("qwen2_vl", "4.57.1", "5"),
         ("qwen2_vl", "5.0.0.dev0", ""), ("gemma4", "5.9.0", "5.13"), ("gemma4", "5.13.1", ""),
+        ("phi4_multimodal", "5.22.1", "5.23"),
     ],
 )  # fmt: skip
 def test_what_older_versions_of_transformers_read_otherwise_is_refused(
