@@ -100,7 +100,8 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
     if sees and embeds_images(source.config(), wholes=True, grids=True, layers=True):
         if found := quantised_in(source.path):
             raise UnservedError(
-                f"openvino cannot serve {source.asked}: it reads images, and is quantised ({found})"
+                f"openvino cannot serve {source.asked}: it reads images, and is quantised "
+                f"({found}){_for_text(context)}"
             )
         return True, _place_processor(context, take_images(context, requires=("torch",)))
     check_causal(source, **allowed(context))
@@ -110,6 +111,15 @@ def _check(context: BuildContext) -> tuple[bool, Mapping[str, Any] | None]:
         )
         note_unread(context, "openvino", instead="iterative" if by_iterative else "hf")
     return False, None
+
+
+def _for_text(context: BuildContext) -> str:
+    """Return with what such a model is built for its text, if its kind can be."""
+    try:
+        check_causal(context.source, **allowed(context))
+    except ModelSourceError:
+        return ""
+    return ", which goes with max_images=0 alone"
 
 
 def _place_processor(context: BuildContext, limits: Mapping[str, Any]) -> Mapping[str, Any] | None:

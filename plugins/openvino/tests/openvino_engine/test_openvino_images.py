@@ -67,6 +67,9 @@ LOOKS_BACK = {"gemma3": 30, "gemma4_moe": 70}
 longer."""
 
 
+QUANTISED = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
+
+
 def look_back(folder: Path, window: int) -> None:
     """Change how far the layers with a window look back."""
     file = folder / "config.json"
@@ -398,26 +401,29 @@ def test_a_model_in_grids_is_built_for_text_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "error", "words"),
+    ("family", "changes", "options", "error", "words"),
     [
-        ({}, {"draft_model": "demo"}, OptionError, "reads images, which goes with no draft_model"),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
+            "llava",
             {},
-            UnservedError,
-            "it reads images, and is quantised",
+            {"draft_model": "demo"},
+            OptionError,
+            "images, which goes with no draft_model",
         ),
+        ("llava", QUANTISED, {}, UnservedError, r"reads images, and is quantised \([^)]*\):"),
+        ("gemma3", QUANTISED, {}, UnservedError, "which goes with max_images=0 alone"),
     ],
-    ids=["draft", "quantised"],
+    ids=["draft", "quantised", "quantised gemma"],
 )
 def test_what_goes_with_no_images_is_refused_before_a_model_is_converted(
     tmp_path: Path,
+    family: str,
     changes: dict[str, Any],
     options: dict[str, Any],
     error: type[Exception],
     words: str,
 ) -> None:
-    source = save_seeing("llava", tmp_path / "source")
+    source = save_seeing(family, tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(error, match=words):
