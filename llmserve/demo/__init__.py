@@ -14,7 +14,7 @@ from llmserve.errors import ModelSourceError
 DEMO = "demo"
 """A very small GPT-2."""
 DEMO_VISION = "demo-vision"
-"""A very small LLaVA, which tells shapes and colours."""
+"""A very small LLaVA, which tells shapes, digits and colours."""
 
 _HERE = Path(__file__).parent
 DEMO_MODELS: Mapping[str, Path] = {DEMO: _HERE / "model", DEMO_VISION: _HERE / "vision"}

@@ -10,6 +10,7 @@ from random import Random
 
 from plugins.tools.demo_trainer.vision.drawings import draw
 from plugins.tools.demo_trainer.vision.model import (
+    go_on,
     new_network,
     save_network,
     save_processor,
@@ -27,7 +28,7 @@ from plugins.tools.demo_trainer.vision.training import (
 
 SEED = 62
 # Of a processor's minutes, and how fast each part learns.
-EYES, WORDS, BOTH = (8.0, 3e-3), (0.5, 3e-3), (18.0, 2e-3)
+EYES, WORDS, BOTH = (14.0, 3e-3), (0.5, 3e-3), (16.0, 2e-3)
 TOKENIZER_DRAWINGS = 800
 
 
@@ -45,6 +46,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="the folder to write")
     parser.add_argument("--kept", type=Path, required=True, help="a folder for what is half done")
+    parser.add_argument(
+        "--start", type=Path, metavar="FOLDER", help="a model to go on from; default: nothing"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument("--scale", type=float, default=1.0, help="of the time; default: 1")
     parser.add_argument(
@@ -54,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     pause_at = time.monotonic() + options.pause_after
     for folder in (options.output, options.kept):
@@ -63,7 +68,10 @@ def main(arguments: list[str] | None = None) -> None:
     tokenizer = train_tokenizer(texts(random))
     save_processor(tokenizer, options.output)
     network = new_network()
-    see_simply(network.model.vision_tower, random)
+    if options.start:
+        go_on(network, tokenizer, options.start)
+    else:
+        see_simply(network.model.vision_tower, random)
 
     def course(name: str, minutes: float, peak: float) -> Course:
         file = options.kept / f"{name}.pt"

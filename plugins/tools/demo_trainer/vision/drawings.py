@@ -1,19 +1,25 @@
-"""Drawings for the demo model that sees: shapes in colours, as a hand may draw them."""
+"""Drawings for the demo model that sees: shapes and digits in colours, as by a hand."""
 
 from __future__ import annotations
 
 import colorsys
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from random import Random
 
 from PIL import Image, ImageDraw
 
-Point = tuple[float, float]
-Stroke = list[Point]
+from plugins.tools.demo_trainer.vision.digits import DIGITS, printed, written
+from plugins.tools.demo_trainer.vision.strokes import Stroke, arc, closed, path, wobbly
 
-KINDS = ("circle", "square", "triangle", "star", "line")
+SHAPES = ("circle", "square", "triangle", "star", "line")
+KINDS = SHAPES + DIGITS
+_MIXED = SHAPES * 4 + DIGITS * 3
+"""Any digit is drawn less often than any shape, but digits more often than shapes."""
+
+_PRINTED = 0.08
+"""The share of digits that are of a font; the others are written."""
 
 _HUES = {
     # Degrees, then saturation and brightness.
@@ -39,9 +45,13 @@ _LEAST_CONTRAST = 70
 """How far a thing's tone is from that of the ground, of 442 for black on white."""
 
 
+Hand = Callable[[Random, str, float], list[Stroke]]
+"""How a digit is written, with the drawing's width as a part of its height."""
+
+
 @dataclass(frozen=True)
 class Thing:
-    """A shape; its place and its radius are parts of the drawing's height."""
+    """A shape or a digit; its place and its radius are parts of the drawing's height."""
 
     kind: str
     colour: str
@@ -65,9 +75,14 @@ def shade(colour: str, random: Random) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def draw(random: Random, count: int = 0) -> Drawing:
-    """Return a drawing of ``count`` things, or of one to three."""
-    count = count or random.choices((1, 2, 3), (16, 3, 1))[0]
+def draw(
+    random: Random, count: int = 0, kinds: Sequence[str] = _MIXED, hand: Hand | None = None
+) -> Drawing:
+    """Return a drawing of ``count`` things of these kinds, or of one to three.
+
+    Its digits are written by ``hand``, or as those of the training are.
+    """
+    count = count or random.choices((1, 2, 3), (7, 4, 2))[0]
     side = random.randint(90, 200)
     # The model's processor makes any drawing a square, so the things in it are squeezed a little.
     width, height = round(side * random.uniform(0.85, 1.35)), side
@@ -77,18 +92,20 @@ def draw(random: Random, count: int = 0) -> Drawing:
     colours = random.sample(unlike, count)
     ground = shade(background, random)
     image = Image.new("RGB", (width, height), ground)
-    things = _places(random, colours, width / height)
+    things = _places(random, colours, width / height, kinds)
     for thing in things:
         tone = shade(thing.colour, random)
         while math.dist(tone, ground) < _LEAST_CONTRAST:
             tone = shade(thing.colour, random)
-        mask = _mask(random, thing, image.size)
+        mask = _mask(random, thing, image.size, hand)
         if box := mask.getbbox():
             image.paste(tone, box, mask.crop(box))
     return Drawing(image, background, things)
 
 
-def _places(random: Random, colours: list[str], width: float) -> tuple[Thing, ...]:
+def _places(
+    random: Random, colours: list[str], width: float, kinds: Sequence[str]
+) -> tuple[Thing, ...]:
     """Return things of these colours that do not touch, each in a column of its own."""
     column = width / len(colours)
     found = []
@@ -97,20 +114,32 @@ def _places(random: Random, colours: list[str], width: float) -> tuple[Thing, ..
         radius = random.uniform(most * 0.55, most)
         x = random.uniform(column * number + radius, column * (number + 1) - radius)
         y = random.uniform(radius, 1 - radius)
-        found.append(Thing(random.choice(KINDS), colour, x, y, radius))
+        found.append(Thing(random.choice(kinds), colour, x, y, radius))
     return tuple(found)
 
 
-def _mask(random: Random, thing: Thing, size: tuple[int, int]) -> Image.Image:
+def _mask(random: Random, thing: Thing, size: tuple[int, int], hand: Hand | None) -> Image.Image:
     mask = Image.new("L", size)
-    pen = ImageDraw.Draw(mask)
-    height = size[1]
+    width, height = size
     radius = thing.radius * height
-    strokes = _turned(random, thing.kind, _wobbly(random, _strokes(random, thing.kind)))
+    is_digit = thing.kind in DIGITS
+    if is_digit and not hand and random.random() < _PRINTED:
+        shown = printed(random, thing.kind, radius)
+        left, top = thing.x * height - shown.width / 2, thing.y * height - shown.height / 2
+        mask.paste(shown, (round(left), round(top)))
+        return mask
+    pen = ImageDraw.Draw(mask)
+    if is_digit:
+        strokes = (hand or written)(random, thing.kind, width / height)
+    else:
+        strokes = _strokes(random, thing.kind)
+    strokes = _turned(random, thing.kind, wobbly(random, strokes))
     # What is drawn stays within its circle, so that neighbours do not touch.
     reach = max(math.hypot(*point) for stroke in strokes for point in stroke)
-    is_filled = thing.kind != "line" and random.random() < 0.6
-    thickness = max(height / 36, radius * random.uniform(0.08, 0.3))
+    is_filled = thing.kind not in ("line", *DIGITS) and random.random() < 0.6
+    # The holes of digits stay open.
+    thickest = 0.25 if is_digit else 0.3
+    thickness = max(height / 36, radius * random.uniform(0.08, thickest))
     scale = (radius - (0 if is_filled else thickness / 2)) / reach
     for stroke in strokes:
         points = [(thing.x * height + x * scale, thing.y * height + y * scale) for x, y in stroke]
@@ -124,59 +153,24 @@ def _mask(random: Random, thing: Thing, size: tuple[int, int]) -> Image.Image:
     return mask
 
 
-def _arc(x: float, y: float, rx: float, ry: float, start: float, stop: float) -> Stroke:
-    """Return a part of an ellipse between two angles in degrees, clockwise from the right."""
-    count = max(4, round(abs(stop - start) / 12))
-    angles = [math.radians(start + (stop - start) * i / count) for i in range(count + 1)]
-    return [(x + rx * math.cos(angle), y + ry * math.sin(angle)) for angle in angles]
-
-
-def _path(*corners: Point) -> Stroke:
-    """Return a way from corner to corner with points between them, which can wobble."""
-    points = []
-    for (ax, ay), (bx, by) in pairwise(corners):
-        points += [(ax + (bx - ax) * i / 6, ay + (by - ay) * i / 6) for i in range(6)]
-    return [*points, corners[-1]]
-
-
-def _closed(*corners: Point) -> Stroke:
-    return _path(*corners, corners[0])
-
-
 def _strokes(random: Random, kind: str) -> list[Stroke]:
     if kind == "circle":
-        return [_arc(0, 0, 1, 1, 0, 360)]
+        return [arc(0, 0, 1, 1, 0, 360)]
     if kind == "square":
-        return [_closed((-1, -1), (1, -1), (1, 1), (-1, 1))]
+        return [closed((-1, -1), (1, -1), (1, 1), (-1, 1))]
     if kind == "triangle":
         angles = [math.radians(each + random.uniform(-14, 14)) for each in (-90, 30, 150)]
-        return [_closed(*[(math.cos(angle), math.sin(angle)) for angle in angles])]
+        return [closed(*[(math.cos(angle), math.sin(angle)) for angle in angles])]
     if kind == "star":
         inner = random.uniform(0.36, 0.5)
         corners = [(math.radians(36 * i - 90), inner if i % 2 else 1.0) for i in range(10)]
-        return [_closed(*[(r * math.cos(angle), r * math.sin(angle)) for angle, r in corners])]
-    return [_path((-1, 0), (1, 0))]
-
-
-def _wobbly(random: Random, strokes: list[Stroke]) -> list[Stroke]:
-    """Return strokes as a hand draws them, which is not as exact as a ruler."""
-    most = random.choice((0.0, 0.02, 0.05))
-    if not most:
-        return strokes
-    waves = [
-        (random.uniform(0, most), random.uniform(1.5, 5.0), random.uniform(0, math.tau))
-        for _ in range(4)
-    ]
-
-    def moved(at: float, axis: int) -> float:
-        return sum(size * math.sin(often * at + phase) for size, often, phase in waves[axis::2])
-
-    return [[(x + moved(y - x, 0), y + moved(x + y, 1)) for x, y in stroke] for stroke in strokes]
+        return [closed(*[(r * math.cos(angle), r * math.sin(angle)) for angle, r in corners])]
+    return [path((-1, 0), (1, 0))]
 
 
 def _turned(random: Random, kind: str, strokes: list[Stroke]) -> list[Stroke]:
     """Return strokes turned as far as they stay what they are."""
-    most = 180 if kind == "line" else 25
+    most = 180 if kind == "line" else 12 if kind in DIGITS else 25
     # Most people draw upright.
     angle = math.radians(random.uniform(-most, most) if random.random() < 0.6 else 0)
     squeeze = random.uniform(0.85, 1.0)

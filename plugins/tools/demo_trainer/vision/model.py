@@ -55,6 +55,24 @@ def new_network() -> Any:
     return LlavaForConditionalGeneration(config)
 
 
+def go_on(network: Any, tokenizer: Any, folder: Path) -> None:
+    """Give a network the weights of another; of its words those that both tokenizers have."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import LlavaForConditionalGeneration
+
+    known = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    new_rows = network.get_input_embeddings().weight.detach().clone()
+    old_rows = known.get_input_embeddings().weight.detach()
+    old = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    for word, row in tokenizer.get_vocab().items():
+        if word in old:
+            new_rows[row] = old_rows[old[word]]
+    network.load_state_dict(known.state_dict())
+    with torch.no_grad():
+        network.get_input_embeddings().weight.copy_(new_rows)
+
+
 def train_tokenizer(texts: Iterable[str]) -> Any:
     """Return a ``tokenizers.Tokenizer`` of bytes, with the words of ``texts`` put together."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -23,7 +23,12 @@ _COLOUR = (
     COLOUR, "What colour is it?", "What color is it?", "Which color is it?", "What colour is this?",
     "Which colours do you see?", "What colors do you see?",
 )  # fmt: skip
-_KIND = ("Which shape is it?", "What shape is it?", "What shape is this?", "Which shapes are they?")
+DIGIT = "Which digit is it?"
+_KIND = (
+    "Which shape is it?", "What shape is it?", "What shape is this?", "Which shapes are they?",
+    DIGIT, "What digit is it?", "What digit is this?", "Which number is it?",
+    "What number is it?", "What number is this?",
+)  # fmt: skip
 _BACKGROUND = (
     "Which colour is the background?", "What color is the background?",
     "What is the background colour?",
@@ -31,15 +36,15 @@ _BACKGROUND = (
 _IS = ("Is there {}?", "Do you see {}?", "Is it {}?")
 _WHO = ("Who are you?", "What are you?", "What can you do?", "Hello", "Hi", "Hello!")
 
-WITHOUT = "Show me a drawing of a shape."
-_SELF = "I am a very small model. I see shapes and colours in drawings."
+WITHOUT = "Show me a drawing of a shape or a digit."
+_SELF = "I am a very small model. I see shapes, digits and colours in drawings."
 _NUMBERS = ("no", "one", "two", "three")
 
 Turn = tuple[str, str]
 
 
 def with_article(words: str) -> str:
-    return f"{'an' if words[0] in 'aeio' else 'a'} {words}"
+    return f"{'an' if words[0] in 'aeio8' else 'a'} {words}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -64,7 +69,7 @@ def colour(drawing: Drawing) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-def _kind(drawing: Drawing) -> str:
+def kind(drawing: Drawing) -> str:
     words = _listed([with_article(each.kind) for each in drawing.things])
     return f"{'It is' if len(drawing.things) == 1 else 'They are'} {words}."
 
@@ -85,16 +90,16 @@ def turn(random: Random, drawing: Drawing, is_first: bool = False) -> Turn:
     if topic < 0.36:
         return _varied(random, _COLOUR), colour(drawing)
     if topic < 0.52:
-        return _varied(random, _KIND), _kind(drawing)
+        return _varied(random, _KIND), kind(drawing)
     if topic < 0.66:
         return _varied(random, _BACKGROUND), f"The background is {drawing.background}."
     if topic < 0.78:
         shown = [each.kind for each in drawing.things]
-        kind = random.choice(shown if random.random() < 0.5 else KINDS)
-        asked = _varied(random, [random.choice(_IS).format(with_article(kind))])
-        if kind in shown:
-            return asked, f"Yes, there is {with_article(kind)}."
-        return asked, f"No, there is no {kind}."
+        named = random.choice(shown if random.random() < 0.5 else KINDS)
+        asked = _varied(random, [random.choice(_IS).format(with_article(named))])
+        if named in shown:
+            return asked, f"Yes, there is {with_article(named)}."
+        return asked, f"No, there is no {named}."
     if topic < 0.8:
         return _varied(random, _WHO), _SELF
     return _varied(random, _DESCRIBE), description(drawing)

@@ -1,7 +1,6 @@
 """How the demo model that sees is trained: first its eyes, then to put what they see in words.
 
-Both take the time of a processor that they are given, and the learning rate follows it. One thread
-is enough, because the network is small.
+Both take the time of a processor that they are given, and the learning rate follows it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from plugins.tools.demo_trainer.vision.drawings import COLOURS, KINDS, Drawing, draw
+from plugins.tools.demo_trainer.vision.drawings import COLOURS, KINDS, SHAPES, Drawing, draw
 from plugins.tools.demo_trainer.vision.model import END, GRID, IMAGE, PAD, PATCH, SIDE, SPECIAL
 from plugins.tools.demo_trainer.vision.optimizer import Muon
 from plugins.tools.demo_trainer.vision.questions import Turn, turn, turn_without
@@ -76,7 +75,9 @@ def examples(random: Random) -> Iterator[Example]:
 
 
 def mirrored(each: Example) -> Example:
-    """Return what a mirror shows, in which no kind is another; its drawing is left as it was."""
+    """Return what a mirror shows, if it has no digit; its drawing is left as it was."""
+    if any(thing.kind not in SHAPES for thing in each.drawing.things):
+        return each
     kinds, colours = (
         row.reshape(GRID, GRID)[:, ::-1].ravel() for row in (each.kinds, each.colours)
     )
